@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike
 
 from momentd_wire.v1 import momentd_pb2 as pb
 
-_NUMPY: Final[dict[int, np.dtype]] = {
+_NUMPY: Final[dict["pb.DType", np.dtype]] = {
     pb.D_TYPE_FLOAT32: np.dtype("<f4"),
     pb.D_TYPE_FLOAT64: np.dtype("<f8"),
     pb.D_TYPE_FLOAT16: np.dtype("<f2"),

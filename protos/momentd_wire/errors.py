@@ -1,28 +1,28 @@
 """The error tree: one class per reason of the wire. `momentd.errors` re-exports it.
 
-    MomentdError (RuntimeError)
-     +- InvalidArgument            a malformed request (also a ValueError)
-     |   +- RowOutOfRange          a row id outside [0, rows) (also an IndexError)
-     +- TableNotFound
-     +- SchemaMismatch             a named table exists with another shape, dtype or rule
-     +- TableInUse
-     +- CacheTooSmall              the request's records exceed a quarter of the cache
-     +- OutOfMemory                12 bytes a row, or an arena, do not fit machine or cgroup
-     +- OutOfSpace                 the disk is full; nothing is lost and nothing half applied
-     +- StorageFailed              a disk error
-     |   +- CorruptRecord          a record does not match its check
-     +- StateRolledBack            the daemon's state is older than the caller's
-     +- OutOfSequence
-     +- SessionNotFound
-     +- Incompatible               client and daemon share no protocol version
-     +- DaemonUnavailable          nobody answers, or the daemon is starting or stopping
-     +- PermissionDenied
-     +- LimitExceeded
-     +- SnapshotNotFound
-     +- ReplicaMismatch
-     +- UnsupportedFeature         a rule, field or option that the daemon does not implement
-     +- Cancelled                  given up before anything was changed
-     +- InternalError              a fault of the daemon itself
+MomentdError (RuntimeError)
+ +- InvalidArgument            a malformed request (also a ValueError)
+ |   +- RowOutOfRange          a row id outside [0, rows) (also an IndexError)
+ +- TableNotFound
+ +- SchemaMismatch             a named table exists with another shape, dtype or rule
+ +- TableInUse
+ +- CacheTooSmall              the request's records exceed a quarter of the cache
+ +- OutOfMemory                12 bytes a row, or an arena, do not fit machine or cgroup
+ +- OutOfSpace                 the disk is full; nothing is lost and nothing half applied
+ +- StorageFailed              a disk error
+ |   +- CorruptRecord          a record does not match its check
+ +- StateRolledBack            the daemon's state is older than the caller's
+ +- OutOfSequence
+ +- SessionNotFound
+ +- Incompatible               client and daemon share no protocol version
+ +- DaemonUnavailable          nobody answers, or the daemon is starting or stopping
+ +- PermissionDenied
+ +- LimitExceeded
+ +- SnapshotNotFound
+ +- ReplicaMismatch
+ +- UnsupportedFeature         a rule, field or option that the daemon does not implement
+ +- Cancelled                  given up before anything was changed
+ +- InternalError              a fault of the daemon itself
 """
 
 from __future__ import annotations
