@@ -1,0 +1,1 @@
+"""The engine: tables over the cache, in one lane; sessions and their streams."""

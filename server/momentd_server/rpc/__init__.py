@@ -1,0 +1,1 @@
+"""The two planes and the one dispatcher behind them."""
