@@ -1,0 +1,43 @@
+"""Update rules by name, and the order of a batch."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from momentd_wire.errors import UnsupportedFeature
+
+from momentd_server.rules.batch import Plan, Scratch, plan
+from momentd_server.rules.rule import Batch, Records, ResultKind, Rule
+from momentd_server.rules.sparse_adam import SparseAdam, SparseAdamHyper
+
+_RULES: Final[dict[str, Rule]] = {rule.name: rule for rule in (SparseAdam(),)}
+
+
+def get(name: str) -> Rule:
+    """The rule of this name, or UnsupportedFeature listing the known ones."""
+    rule = _RULES.get(name)
+    if rule is None:
+        raise UnsupportedFeature(
+            f"unknown update rule {name!r}; this daemon knows: {', '.join(names())}", rule=name
+        )
+    return rule
+
+
+def names() -> tuple[str, ...]:
+    """The names of all rules, sorted."""
+    return tuple(sorted(_RULES))
+
+
+__all__ = [
+    "Batch",
+    "Plan",
+    "Records",
+    "ResultKind",
+    "Rule",
+    "Scratch",
+    "SparseAdam",
+    "SparseAdamHyper",
+    "get",
+    "names",
+    "plan",
+]

@@ -1,0 +1,4 @@
+# pyright: basic
+"""Kernels that sort row ids."""
+
+DIGIT_BITS = 12
