@@ -1,0 +1,56 @@
+"""Every error momentd raises on purpose: one tree under `MomentdError`.
+
+See `momentd_wire.errors` for the tree and for what each class means.
+"""
+
+from momentd_wire.errors import (
+    CacheTooSmall,
+    Cancelled,
+    CorruptRecord,
+    DaemonUnavailable,
+    Incompatible,
+    InternalError,
+    InvalidArgument,
+    LimitExceeded,
+    MomentdError,
+    OutOfMemory,
+    OutOfSequence,
+    OutOfSpace,
+    PermissionDenied,
+    ReplicaMismatch,
+    RowOutOfRange,
+    SchemaMismatch,
+    SessionNotFound,
+    SnapshotNotFound,
+    StateRolledBack,
+    StorageFailed,
+    TableInUse,
+    TableNotFound,
+    UnsupportedFeature,
+)
+
+__all__ = [
+    "CacheTooSmall",
+    "Cancelled",
+    "CorruptRecord",
+    "DaemonUnavailable",
+    "Incompatible",
+    "InternalError",
+    "InvalidArgument",
+    "LimitExceeded",
+    "MomentdError",
+    "OutOfMemory",
+    "OutOfSequence",
+    "OutOfSpace",
+    "PermissionDenied",
+    "ReplicaMismatch",
+    "RowOutOfRange",
+    "SchemaMismatch",
+    "SessionNotFound",
+    "SnapshotNotFound",
+    "StateRolledBack",
+    "StorageFailed",
+    "TableInUse",
+    "TableNotFound",
+    "UnsupportedFeature",
+]
