@@ -6,8 +6,9 @@ number is kept until the next number acknowledges it; a resent request gets the 
 
 from __future__ import annotations
 
-import os
+import itertools
 import secrets
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -18,10 +19,15 @@ import numpy as np
 from momentd_wire.errors import LimitExceeded, OutOfSequence, SessionNotFound
 
 from momentd_server.obs import process
+from momentd_server.storage.catalog import SessionRecord, StreamRecord
 
 Plane = Literal["local", "grpc"]
 MAX_STREAMS: Final = 1 << 16
 SESSION_BYTES: Final = 16
+# A longer answer that a client has not fetched is not kept over a restart.
+SAVED_OUTCOME_BYTES: Final = 64 << 20
+# Body of an outcome whose answer was not kept.
+LOST: Final = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,32 +52,6 @@ class StreamState:
         self.number = number  # of the last finished request; 0 before the first
         self.fingerprint = fingerprint
         self.outcome = outcome
-
-
-@dataclass(frozen=True, slots=True)
-class SavedStream:
-    """A stream as it is kept over an orderly restart."""
-
-    stream: int
-    number: int
-    fingerprint: bytes
-    outcome: Outcome | None
-
-
-@dataclass(frozen=True, slots=True)
-class SavedSession:
-    """A session as it is kept over an orderly restart."""
-
-    id: bytes
-    plane: Plane
-    pid: int
-    pid_start: int
-    boot_id: str
-    uid: int
-    run: str
-    program: str
-    arenas_made: int
-    streams: tuple[SavedStream, ...]
 
 
 class Session:
@@ -184,30 +164,33 @@ class Session:
             outcomes = [state.outcome for state in self._streams.values()]
         return sum(outcome.nbytes for outcome in outcomes if outcome is not None)
 
-    def save(self) -> SavedSession:
+    def save(self) -> SessionRecord:
         """The session as it is now. Call when no request is in work."""
         with self._lock:
             streams = tuple(
-                SavedStream(stream, state.number, state.fingerprint, state.outcome)
+                StreamRecord(stream, state.number, state.fingerprint, _pack(state.outcome))
                 for stream, state in sorted(self._streams.items())
             )
-        return SavedSession(
-            self.id, self.plane, self.pid, self.pid_start, self.boot_id, self.uid, self.run,
-            self.program, self.arenas_made, streams,
+        return SessionRecord(
+            session=self.id, plane=self.plane, pid=self.pid, pid_start=self.pid_start,
+            boot_id=self.boot_id, uid=self.uid, run=self.run, program=self.program,
+            streams=streams,
         )  # fmt: skip
 
     @classmethod
-    def restore(cls, saved: SavedSession) -> Session:
+    def restore(cls, record: SessionRecord) -> Session:
         """A detached session with the streams it had."""
         session = cls(
-            saved.id, plane=saved.plane, pid=saved.pid, uid=saved.uid, run=saved.run,
-            program=saved.program,
+            record.session, plane="local" if record.plane == "local" else "grpc", pid=record.pid,
+            uid=record.uid, run=record.run, program=record.program,
         )  # fmt: skip
-        session.pid_start, session.boot_id = saved.pid_start, saved.boot_id
-        session.arenas_made = saved.arenas_made
+        session.pid_start, session.boot_id = record.pid_start, record.boot_id
+        # The client may still name arenas of the daemon's last run, whose numbers were not saved:
+        # the clock gives ones that are certainly later.
+        session.arenas_made = int(time.time()) & 0x7FFF_FFFF
         session._streams = {
-            item.stream: StreamState(item.number, item.fingerprint, item.outcome)
-            for item in saved.streams
+            item.stream: StreamState(item.number, item.fingerprint, _unpack(item.outcome))
+            for item in record.streams
         }
         return session
 
@@ -300,11 +283,11 @@ class Sessions:
             return False
         return now_s - since_s > self.attach_grace_s or session.process_is_gone()
 
-    def save(self) -> list[SavedSession]:
+    def save(self) -> list[SessionRecord]:
         """All sessions, for an orderly restart. Call when no request is in work."""
         return [session.save() for session in self.all()]
 
-    def restore(self, saved: Iterable[SavedSession]) -> list[Session]:
+    def restore(self, saved: Iterable[SessionRecord]) -> list[Session]:
         """Take over the sessions of the daemon's last run; returns those whose process is gone.
 
         The caller ends the returned ones (they are not in the registry) and drops their tables.
@@ -320,6 +303,25 @@ class Sessions:
         return gone
 
 
-def own_uid() -> int:
-    """The user this daemon runs as."""
-    return os.geteuid()
+def _pack(outcome: Outcome | None) -> bytes:
+    """An outcome as one string: number of parts, bytes of each (u64), the parts."""
+    if outcome is None:
+        return b""
+    parts = [outcome.body, *(array.tobytes() for array in outcome.bulk)]
+    if sum(map(len, parts)) > SAVED_OUTCOME_BYTES:
+        # Its effect is kept and not repeated; only the answer is lost.
+        parts = []
+    return struct.pack(f"<I{len(parts)}Q", len(parts), *map(len, parts)) + b"".join(parts)
+
+
+def _unpack(packed: bytes) -> Outcome | None:
+    """The reverse of `_pack`; bulk arrays come back as bytes (uint8), which is all a reply needs."""
+    if not packed:
+        return None
+    (count,) = struct.unpack_from("<I", packed)
+    if not count:
+        return Outcome(LOST)
+    lengths = struct.unpack_from(f"<{count}Q", packed, 4)
+    bounds = np.cumsum([4 + 8 * count, *lengths])
+    body, *bulk = (packed[a:b] for a, b in itertools.pairwise(bounds))
+    return Outcome(body, tuple(np.frombuffer(part, np.uint8) for part in bulk))
