@@ -1,0 +1,427 @@
+# pyright: basic
+"""Kernels over frames, locations and metadata: everything the lane does besides the rules.
+
+Words are handled as int64, so that a location's tag is its sign: negative = frame, 0 = nowhere,
+positive = slot. Metadata of a frame is four words:
+
+    0  row, with the number of pins in bits 63..48
+    1  state word: update number << 8 | REF (4) | state (0 free, 1 clean, 2 dirty, 3 copied)
+    2  backing: the slot that holds the same bytes, or 0
+    3  hash of the record's last version on disk, or 0
+
+Every change of state is one aligned 8-byte store, in the order of docs/architecture.md.
+"""
+
+from typing import Final
+
+import numpy as np
+
+from momentd_server.jit import fence, kernel, prefetch
+from momentd_server.storage.space import SLAB_BYTES
+
+CLEAN: Final = 1
+DIRTY: Final = 2
+COPIED: Final = 3
+STATE: Final = 3
+REF: Final = 4
+UPDATE_SHIFT: Final = 8
+PIN: Final = 1 << 48
+ROW_MASK: Final = PIN - 1
+FRAME_SIGN: Final = -(1 << 63)
+SEGMENT_SHIFT: Final = 28
+_AHEAD: Final = 16
+_SLAB_WORDS: Final = SLAB_BYTES // 8
+
+# Geometry of one table's frames, as an int64 array for the kernels.
+G_SLABS_AT, G_RECORD_BYTES, G_FRAMES, G_RECORDS_AT = 0, 1, 2, 3
+
+
+def dirty_word(update_number: int) -> int:
+    """The state word of a record changed by this update."""
+    return update_number << UPDATE_SHIFT | REF | DIRTY
+
+
+@kernel
+def meta_of(frame, geo):
+    """Index of a frame's first metadata word."""
+    return geo[0] // 8 + (frame >> 16) * _SLAB_WORDS + (frame & 0xFFFF) * 4
+
+
+@kernel
+def record_of(frame, geo):
+    """Byte offset of a frame's record."""
+    return geo[0] + (frame >> 16) * SLAB_BYTES + geo[3] + (frame & 0xFFFF) * geo[1]
+
+
+@kernel
+def lookup(worker, start, stop, rows, location, words, geo, index, offset, counts):
+    """Where the records of rows [start, stop) are.
+
+    In a frame: `index` = its state word, `offset` = its record's byte offset. Else `index` = -1 and
+    `offset` = the location word (a slot, or 0). counts[worker] = (missing, dirty already).
+    """
+    missing = 0
+    dirty = 0
+    for i in range(start, min(start + _AHEAD * 2, stop)):
+        prefetch(location, rows[i])
+    for i in range(start, stop):
+        if i + _AHEAD * 2 < stop:
+            prefetch(location, rows[i + _AHEAD * 2])
+        if i + _AHEAD < stop:
+            ahead = location[rows[i + _AHEAD]]
+            if ahead < 0:
+                prefetch(words, meta_of(ahead & ROW_MASK, geo))
+        place = location[rows[i]]
+        if place < 0:
+            frame = place & ROW_MASK
+            meta = meta_of(frame, geo)
+            index[i] = meta + 1
+            offset[i] = record_of(frame, geo)
+            if words[meta + 1] & DIRTY:
+                dirty += 1
+        else:
+            index[i] = -1
+            offset[i] = place
+            missing += 1
+    counts[worker, 0] = missing
+    counts[worker, 1] = dirty
+
+
+@kernel
+def reserve(free, top, count, words, geo, out):
+    """Takes `count` frames off the free list's end and pins them: nobody sees or steals them."""
+    for k in range(count):
+        frame = free[top - 1 - k]
+        words[meta_of(frame, geo)] = PIN
+        out[k] = frame
+
+
+@kernel
+def unreserve(frames, count, words, geo, free, top):
+    """Puts reserved frames back on the free list."""
+    for k in range(count):
+        words[meta_of(frames[k], geo)] = 0
+        free[top + k] = frames[k]
+
+
+@kernel
+def change_pins(index, words, amount):
+    """Adds `amount` pins to the frame of every row that has one. A pinned frame is not evicted."""
+    for i in range(index.size):
+        if index[i] >= 0:
+            words[index[i] - 1] += amount * PIN
+
+
+@kernel
+def record_offsets(frames, geo, out):
+    """Byte offset of each frame's record."""
+    for k in range(frames.size):
+        out[k] = record_of(frames[k], geo)
+
+
+@kernel
+def initialise(frames, first_touch, space, geo, initial):
+    """Fills reserved frames of never-touched rows with the initial record. Nobody sees them yet."""
+    nbytes = geo[1]
+    for k in range(frames.size):
+        if first_touch[k]:
+            at = record_of(frames[k], geo)
+            for b in range(nbytes):
+                space[at + b] = initial[b]
+
+
+@kernel
+def publish(missing, rows, seen, frames, hashes, location, words, geo, index, offset, unused):
+    """Makes fetched records reachable, if their location still is what was read.
+
+    missing: positions in `rows`; seen: their location words; frames: the reserved frames. Frames
+    that were not needed go to `unused`. Returns (unused, changed meanwhile: look up again, first
+    touches, dirty already).
+    """
+    n_unused = 0
+    n_changed = 0
+    n_first = 0
+    n_dirty = 0
+    for k in range(missing.size):
+        i = missing[k]
+        row = rows[i]
+        place = location[row]
+        frame = frames[k]
+        if place == seen[k]:
+            meta = meta_of(frame, geo)
+            words[meta] = row
+            words[meta + 2] = place
+            words[meta + 3] = hashes[k]
+            if place == 0:
+                words[meta + 1] = REF | DIRTY
+                n_first += 1
+            else:
+                words[meta + 1] = REF | CLEAN
+            fence()
+            location[row] = frame | FRAME_SIGN
+        else:
+            unused[n_unused] = frame
+            n_unused += 1
+            if place >= 0:
+                n_changed += 1
+                continue
+            frame = place & ROW_MASK
+            meta = meta_of(frame, geo)
+            if words[meta + 1] & DIRTY:
+                n_dirty += 1
+        index[i] = meta + 1
+        offset[i] = record_of(frame, geo)
+    return n_unused, n_changed, n_first, n_dirty
+
+
+@kernel
+def evict(slabs, hand, want, max_scan, location, words, geo, out):
+    """CLOCK: frees up to `want` clean, unpinned frames; a referenced one gets a second chance.
+
+    hand[0] counts frames over all slabs of the table. Returns how many were freed into `out`.
+    """
+    frames = geo[2]
+    total = slabs.size * frames
+    found = 0
+    at = hand[0] % total
+    for _ in range(max_scan):
+        if found == want:
+            break
+        frame = (slabs[at // frames] << 16) | (at % frames)
+        at += 1
+        if at == total:
+            at = 0
+        meta = meta_of(frame, geo)
+        word = words[meta + 1]
+        if word & STATE != CLEAN or words[meta] >= PIN:
+            continue
+        if word & REF:
+            words[meta + 1] = word & ~REF
+            continue
+        location[words[meta]] = words[meta + 2]
+        fence()
+        words[meta + 1] = 0
+        out[found] = frame
+        found += 1
+    hand[0] = at
+    return found
+
+
+@kernel
+def evict_slab(slab, location, words, geo, out):
+    """Frees all clean, unpinned frames of one slab into `out`.
+
+    Returns (freed, dirty, otherwise in use: pinned or reserved).
+    """
+    freed = 0
+    dirty = 0
+    pinned = 0
+    for i in range(geo[2]):
+        frame = (slab << 16) | i
+        meta = meta_of(frame, geo)
+        word = words[meta + 1]
+        if words[meta] >= PIN:
+            pinned += 1
+        elif word & STATE == CLEAN:
+            location[words[meta]] = words[meta + 2]
+            fence()
+            words[meta + 1] = 0
+            out[freed] = frame
+            freed += 1
+        elif word & STATE != 0:
+            dirty += 1
+    return freed, dirty, pinned
+
+
+@kernel
+def without_slab(free, top, slab):
+    """Takes the frames of a slab out of a free list. Returns the new length."""
+    kept = 0
+    for k in range(top):
+        if free[k] >> 16 != slab:
+            free[kept] = free[k]
+            kept += 1
+    return kept
+
+
+@kernel
+def copy_dirty(slabs, hand, want, max_scan, any_ref, space, words, geo, buffer, rows, updates, old, out):
+    """Copies up to `want` dirty records, cold ones first, into `buffer` and marks them copied.
+
+    buffer: uint8, (>= want * record_bytes). old: hash of each record's last version on disk.
+    Returns (copied, frames scanned).
+    """
+    frames = geo[2]
+    nbytes = geo[1]
+    total = slabs.size * frames
+    found = 0
+    scanned = 0
+    at = hand[0] % total
+    while scanned < max_scan and found < want:
+        scanned += 1
+        frame = (slabs[at // frames] << 16) | (at % frames)
+        at += 1
+        if at == total:
+            at = 0
+        meta = meta_of(frame, geo)
+        word = words[meta + 1]
+        if word & STATE != DIRTY:
+            continue
+        if word & REF and not any_ref:
+            words[meta + 1] = word & ~REF
+            continue
+        record = record_of(frame, geo)
+        buffer[found * nbytes : (found + 1) * nbytes] = space[record : record + nbytes]
+        rows[found] = words[meta] & ROW_MASK
+        updates[found] = word >> UPDATE_SHIFT
+        old[found] = words[meta + 3]
+        fence()
+        words[meta + 1] = word | COPIED
+        out[found] = frame
+        found += 1
+    hand[0] = at
+    return found, scanned
+
+
+@kernel
+def publish_spill(frames, rows, updates, slots, hashes, checks, check, words, geo, old_slots):
+    """Backs copied frames by their new slots; those still as copied become clean.
+
+    Returns the number of frames that became clean; old_slots holds what backed each of those.
+    """
+    cleaned = 0
+    for k in range(frames.size):
+        meta = meta_of(frames[k], geo)
+        word = words[meta + 1]
+        # The digest's chain goes on from the version on disk, changed meanwhile or not.
+        words[meta + 3] = hashes[k]
+        if word & STATE != COPIED or word >> UPDATE_SHIFT != updates[k]:
+            continue
+        old_slots[cleaned] = words[meta + 2]
+        check[rows[k]] = checks[k]
+        words[meta + 2] = slots[k]
+        fence()
+        words[meta + 1] = (word & ~STATE) | CLEAN
+        cleaned += 1
+    return cleaned
+
+
+@kernel
+def withdraw_copies(frames, updates, words, geo):
+    """A spill failed: copied frames are plainly dirty again."""
+    for k in range(frames.size):
+        meta = meta_of(frames[k], geo)
+        word = words[meta + 1]
+        if word & STATE == COPIED and word >> UPDATE_SHIFT == updates[k]:
+            words[meta + 1] = (word & ~STATE) | DIRTY
+
+
+@kernel
+def locate(rows, location, geo, source):
+    """source[i] = byte offset of row i's record in the space, -1 if never touched, or -2 - slot.
+
+    Returns the number of slots.
+    """
+    slots = 0
+    for i in range(rows.size):
+        place = location[rows[i]]
+        if place < 0:
+            source[i] = record_of(place & ROW_MASK, geo)
+        elif place == 0:
+            source[i] = -1
+        else:
+            source[i] = -2 - place
+            slots += 1
+    return slots
+
+
+@kernel
+def copy_field(worker, start, stop, source, space, field_at, initial, out):
+    """Copies one field of each located record to out: uint8, (n, field bytes). Skips slots."""
+    nbytes = out.shape[1]
+    for i in range(start, stop):
+        at = source[i]
+        if at >= 0:
+            out[i, :] = space[at + field_at : at + field_at + nbytes]
+        elif at == -1:
+            out[i, :] = initial[field_at : field_at + nbytes]
+
+
+@kernel
+def copy_fetched_field(which, records, record_bytes, field_at, out):
+    """The same for records that were read from disk into `records`."""
+    nbytes = out.shape[1]
+    for k in range(which.size):
+        at = k * record_bytes + field_at
+        out[which[k], :] = records[at : at + nbytes]
+
+
+@kernel
+def scatter_field(worker, start, stop, index, offset, word, values, order, field_at, space, words):
+    """Writes one field of each row: values uint8, (n, field bytes), row i's at order[i]."""
+    nbytes = values.shape[1]
+    for i in range(start, stop):
+        words[index[i]] = word
+        fence()
+        at = offset[i] + field_at
+        space[at : at + nbytes] = values[order[i], :]
+
+
+@kernel
+def clone_locations(start, stop, source, source_check, words, geo, location, check):
+    """Copies slots of rows [start, stop); a clean frame counts as the slot that backs it.
+
+    Returns the number of rows whose frame is dirty (there must be none).
+    """
+    dirty = 0
+    for row in range(start, stop):
+        place = source[row]
+        if place < 0:
+            meta = meta_of(place & ROW_MASK, geo)
+            if words[meta + 1] & STATE != CLEAN:
+                dirty += 1
+            place = words[meta + 2]
+        location[row] = place
+        check[row] = source_check[row]
+    return dirty
+
+
+@kernel
+def count_segments(slots, lowest, counts):
+    """counts[segment - lowest] += 1 for every slot word."""
+    for k in range(slots.size):
+        if slots[k] > 0:
+            counts[(slots[k] >> SEGMENT_SHIFT) - lowest] += 1
+
+
+@kernel
+def segment_range(slots):
+    """Lowest and highest segment id among slot words; (1, 0) if there is none."""
+    lowest = np.int64(1) << 40
+    highest = np.int64(0)
+    for k in range(slots.size):
+        if slots[k] > 0:
+            segment = slots[k] >> SEGMENT_SHIFT
+            lowest = min(lowest, segment)
+            highest = max(highest, segment)
+    if lowest > highest:
+        return np.int64(1), np.int64(0)
+    return lowest, highest
+
+
+@kernel
+def count_states(slabs, words, geo):
+    """(free, clean, dirty or copied) frames of a table: for stats and the tests' checks."""
+    free = 0
+    clean = 0
+    dirty = 0
+    for s in range(slabs.size):
+        for i in range(geo[2]):
+            state = words[meta_of((slabs[s] << 16) | i, geo) + 1] & STATE
+            if state == 0:
+                free += 1
+            elif state == CLEAN:
+                clean += 1
+            else:
+                dirty += 1
+    return free, clean, dirty

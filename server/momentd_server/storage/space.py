@@ -1,0 +1,357 @@
+"""The space: one sparse memfd that holds all live state.
+
+    header        layout and code version, engine epoch, section offsets
+    blocks        tables, sessions, streams: fixed-size structs, rebuilt by nobody
+    journal       the one request in work: descriptor, row ids, progress and undo row per worker
+    slabs         2 MiB each: metadata of its frames (32 bytes each), then the records
+    rows          location (8 bytes a row) and check (4 bytes a row) of each table, in extents
+
+The memfd outlives the process that made it where somebody else holds its descriptor; nothing in it
+is a pointer. Only slabs count against the cache: their metadata lies inside them, so the bound is
+the number of slabs. The rows section is as large as address space allows and costs what is touched.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from momentd_wire.errors import Incompatible, OutOfMemory
+
+from momentd_server.schema import MAX_RECORD_BYTES
+
+SLAB_BYTES: Final = 2 << 20
+META_BYTES: Final = 32  # row | pins, state word, backing, hash of the last version on disk
+MAX_FRAMES_PER_SLAB: Final = 1 << 16
+MAGIC: Final = 0x3130_5350_444D_4F4D  # "MOMDPS01"
+LAYOUT_VERSION: Final = 1
+MAX_TABLES: Final = 4096
+MAX_SESSIONS: Final = 1024
+MAX_STREAMS: Final = 8192
+MAX_WORKERS: Final = 64
+PROGRESS_WORDS: Final = 8
+
+HEADER_DTYPE: Final = np.dtype(
+    [
+        ("magic", "<u8"),
+        ("layout_version", "<u8"),
+        ("code_version", "<u8"),
+        ("engine_epoch", "<u8"),
+        ("fsync_failed", "<u8"),
+        ("slabs", "<u8"),
+        ("journal_at", "<u8"),
+        ("slabs_at", "<u8"),
+        ("rows_at", "<u8"),
+        ("size", "<u8"),
+    ]
+)
+TABLE_DTYPE: Final = np.dtype(
+    [
+        ("id", "<u8"),  # 0: free
+        ("generation", "<u8"),
+        ("update_number", "<u8"),
+        ("step", "<u8"),
+        ("location_at", "<u8"),
+        ("check_at", "<u8"),
+        ("rows", "<u8"),
+        ("record_bytes", "<u8"),
+        ("cut", "<u8"),
+        ("open_segment", "<u8"),
+        ("open_fill", "<u8"),
+        ("state", "<u8"),
+    ]
+)
+SESSION_DTYPE: Final = np.dtype(
+    [("id", "u1", 16), ("state", "<u8"), ("pid", "<u8"), ("uid", "<u8"), ("plane", "<u8")]
+)
+STREAM_DTYPE: Final = np.dtype(
+    [
+        ("session", "<u8"),
+        ("stream", "<u8"),
+        ("number", "<u8"),
+        ("fingerprint", "<u8"),
+        ("status", "<u8"),
+        ("reply", "u1", 216),
+    ]
+)
+JOURNAL_DTYPE: Final = np.dtype(
+    [
+        ("state", "<u8"),  # 0 idle, 1 applying
+        ("attempts", "<u8"),
+        ("session", "<u8"),
+        ("stream", "<u8"),
+        ("number", "<u8"),
+        ("tables", "<u8"),
+        ("rows", "<u8"),
+    ]
+)
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
+
+_MADV_HUGEPAGE: Final = 14
+_MADV_POPULATE_WRITE: Final = 23
+_MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE = 1, 2, 0x10, 0x20, 0x4000
+_FALLOC_KEEP_SIZE, _FALLOC_PUNCH_HOLE = 1, 2
+_MFD_CLOEXEC, _MFD_ALLOW_SEALING, _MFD_NOEXEC_SEAL = 1, 2, 8
+
+
+def create_memfd(name: str) -> int:
+    """A memfd that never becomes executable; older kernels do not know the flag."""
+    try:
+        return os.memfd_create(name, _MFD_CLOEXEC | _MFD_ALLOW_SEALING | _MFD_NOEXEC_SEAL)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return os.memfd_create(name, _MFD_CLOEXEC | _MFD_ALLOW_SEALING)
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """Where the frames of a slab lie, for one record size."""
+
+    record_bytes: int
+    frames: int
+    records_at: int
+
+    @staticmethod
+    def of(record_bytes: int) -> Geometry:
+        frames = min((SLAB_BYTES - 64) // (record_bytes + META_BYTES), MAX_FRAMES_PER_SLAB)
+        records_at = -(-frames * META_BYTES // 64) * 64
+        return Geometry(record_bytes, frames, records_at)
+
+
+class Space:
+    """Maps the memfd and hands out typed views. Not thread-safe: the lane's jobs use it.
+
+    `bytes`  uint8 view of everything; `words` the same as uint64. Offsets are into these.
+    """
+
+    def __init__(self, fd: int, size: int) -> None:
+        self.fd = fd
+        self.size = size
+        self._address = _map_aligned(fd, size)
+        buffer = (ctypes.c_uint8 * size).from_address(self._address)
+        self.bytes: np.ndarray = np.ctypeslib.as_array(buffer)
+        self.words: np.ndarray = self.bytes[: size // 8 * 8].view("<u8")
+        self.header: np.ndarray = self.bytes[: HEADER_DTYPE.itemsize].view(HEADER_DTYPE)
+        self._extents = _Extents(0, 0)
+
+    # ------------------------------------------------------------------------------ making
+
+    @classmethod
+    def create(cls, cache_bytes: int, *, engine_epoch: int, code_version: int = 0) -> Space:
+        """A new space whose slabs take at most `cache_bytes`. Raises OutOfMemory if unmappable."""
+        slabs = cache_bytes // SLAB_BYTES
+        journal_at = 4 << 20
+        undo = MAX_WORKERS * (MAX_RECORD_BYTES + PROGRESS_WORDS * 8)
+        slabs_at = _round_up(journal_at + 4096 + undo + cache_bytes // 4, SLAB_BYTES)
+        rows_at = slabs_at + slabs * SLAB_BYTES
+        fd = create_memfd("momentd-space")
+        rows_bytes = 1 << 42
+        while True:
+            size = rows_at + rows_bytes
+            try:
+                os.ftruncate(fd, size)
+                space = cls(fd, size)
+                break
+            except OSError as error:
+                # A limit on address space (ulimit -v) or on file size: a smaller section serves.
+                rows_bytes //= 2
+                if rows_bytes < SLAB_BYTES:
+                    os.close(fd)
+                    raise OutOfMemory(
+                        f"cannot map {size} bytes for a cache of {cache_bytes} bytes ({error}): "
+                        "use a smaller --cache, or raise `ulimit -v`"
+                    ) from error
+        header = space.header
+        header["layout_version"] = LAYOUT_VERSION
+        header["code_version"] = code_version
+        header["engine_epoch"] = engine_epoch
+        header["slabs"] = slabs
+        header["journal_at"] = journal_at
+        header["slabs_at"] = slabs_at
+        header["rows_at"] = rows_at
+        header["size"] = size
+        header["magic"] = MAGIC
+        space._attach()
+        return space
+
+    @classmethod
+    def attach(cls, fd: int, *, code_version: int = 0) -> Space:
+        """Maps an inherited space. Raises Incompatible for another layout or code version."""
+        space = cls(fd, os.fstat(fd).st_size)
+        header = space.header[0]
+        found = (int(header["magic"]), int(header["layout_version"]), int(header["code_version"]))
+        wanted = (MAGIC, LAYOUT_VERSION, code_version)
+        if found != wanted:
+            raise Incompatible(
+                f"the memory of the running daemon has (magic, layout, code) {found}, this "
+                f"version needs {wanted}: stop the daemon before upgrading (`momentd stop`)"
+            )
+        space._attach()
+        return space
+
+    def _attach(self) -> None:
+        header = self.header[0]
+        self.slabs = int(header["slabs"])
+        self.slabs_at = int(header["slabs_at"])
+        self.rows_at = int(header["rows_at"])
+        journal_at = int(header["journal_at"])
+        self.tables = self._structs(4096, TABLE_DTYPE, MAX_TABLES)
+        self.sessions = self._structs(1 << 20, SESSION_DTYPE, MAX_SESSIONS)
+        self.streams = self._structs(2 << 20, STREAM_DTYPE, MAX_STREAMS)
+        self.journal = self._structs(journal_at, JOURNAL_DTYPE, 1)
+        progress_at = journal_at + 4096
+        progress_bytes = MAX_WORKERS * PROGRESS_WORDS * 8
+        self.progress = self.view(progress_at, progress_bytes, "<i8").reshape(MAX_WORKERS, -1)
+        self._undo_at = progress_at + progress_bytes
+        self._extents = _Extents(self.rows_at, self.size - self.rows_at)
+        for block in self.tables[self.tables["id"] != 0]:
+            self._extents.take_at(int(block["location_at"]), extent_bytes(int(block["rows"])))
+        self._advise_huge(self.slabs_at, self.size - self.slabs_at)
+
+    def _structs(self, at: int, dtype: np.dtype, count: int) -> np.ndarray:
+        return self.bytes[at : at + dtype.itemsize * count].view(dtype)
+
+    def view(self, at: int, nbytes: int, dtype: str) -> np.ndarray:
+        """A typed view of bytes [at, at + nbytes)."""
+        return self.bytes[at : at + nbytes].view(dtype)
+
+    def undo(self, workers: int, record_bytes: int) -> np.ndarray:
+        """One undo record a worker: uint8, (workers, record_bytes)."""
+        at = self._undo_at
+        return self.bytes[at : at + workers * record_bytes].reshape(workers, record_bytes)
+
+    # ------------------------------------------------------------------------------ slabs
+
+    def slab_at(self, slab: int) -> int:
+        return self.slabs_at + slab * SLAB_BYTES
+
+    def populate_slab(self, slab: int) -> None:
+        """Allocates and maps a slab's pages. Raises OutOfMemory where the kernel refuses."""
+        # Populating through the mapping honours the huge-page advice; fallocate would not.
+        at = self.slab_at(slab)
+        failed = _libc.madvise(self._address + at, SLAB_BYTES, _MADV_POPULATE_WRITE)
+        if failed and ctypes.get_errno() == errno.EINVAL:  # before Linux 5.14
+            failed = _libc.fallocate(self.fd, _FALLOC_KEEP_SIZE, at, SLAB_BYTES)
+        if failed:
+            code = ctypes.get_errno()
+            raise OutOfMemory(f"no memory for one more slab of the cache: {os.strerror(code)}")
+
+    def release_slab(self, slab: int) -> None:
+        """Gives a slab's pages back to the system; it reads as zeros afterwards."""
+        self._punch(self.slab_at(slab), SLAB_BYTES)
+
+    def clear_slab_meta(self, slab: int, geometry: Geometry) -> None:
+        at = self.slab_at(slab)
+        self.bytes[at : at + geometry.frames * META_BYTES] = 0
+
+    # ------------------------------------------------------------------------------ rows
+
+    def allocate_rows(self, rows: int) -> tuple[int, int]:
+        """An extent for one table's arrays; returns (location_at, check_at). All zero."""
+        at = self._extents.take(extent_bytes(rows))
+        if at is None:
+            raise OutOfMemory(
+                f"no address space for the locations of {rows} rows ({extent_bytes(rows)} bytes): "
+                "drop tables that are not needed, or raise `ulimit -v`"
+            )
+        return at, at + _round_up(rows * 8, 64)
+
+    def free_rows(self, location_at: int, rows: int) -> None:
+        nbytes = extent_bytes(rows)
+        self._punch(location_at, nbytes)
+        self._extents.give(location_at, nbytes)
+
+    def allocated_bytes(self) -> int:
+        """Blocks that the kernel has allocated for the whole space."""
+        return os.fstat(self.fd).st_blocks * 512
+
+    def _punch(self, at: int, nbytes: int) -> None:
+        mode = _FALLOC_PUNCH_HOLE | _FALLOC_KEEP_SIZE
+        if _libc.fallocate(self.fd, mode, at, nbytes):
+            raise OSError(ctypes.get_errno(), "cannot punch a hole into the space")
+
+    def _advise_huge(self, at: int, nbytes: int) -> None:
+        # Honoured where /sys/kernel/mm/transparent_hugepage/shmem_enabled says "advise"; harmless
+        # elsewhere. Worth 30 % of the kernel's time: a slab is one TLB entry instead of 512.
+        _libc.madvise(self._address + at, nbytes, _MADV_HUGEPAGE)
+
+    def close(self) -> None:
+        """Unmaps. The caller guarantees that no view is used afterwards."""
+        if self._address:
+            _libc.munmap(self._address, self.size)
+            self._address = 0
+            os.close(self.fd)
+
+
+class _Extents:
+    """First-fit allocator of [start, start + size), in 2 MiB granules."""
+
+    def __init__(self, start: int, size: int) -> None:
+        self._free: list[tuple[int, int]] = [(start, size)] if size else []
+
+    def take(self, nbytes: int) -> int | None:
+        for index, (at, size) in enumerate(self._free):
+            if size >= nbytes:
+                self._free[index] = (at + nbytes, size - nbytes)
+                return at
+        return None
+
+    def take_at(self, at: int, nbytes: int) -> None:
+        for index, (start, size) in enumerate(self._free):
+            if start <= at and at + nbytes <= start + size:
+                self._free[index : index + 1] = [
+                    (start, at - start),
+                    (at + nbytes, start + size - at - nbytes),
+                ]
+                return
+        raise Incompatible(f"a table block claims bytes {at}+{nbytes} that are not free")
+
+    def give(self, at: int, nbytes: int) -> None:
+        merged: list[tuple[int, int]] = []
+        for start, size in sorted([*self._free, (at, nbytes)]):
+            if merged and merged[-1][0] + merged[-1][1] == start:
+                merged[-1] = (merged[-1][0], merged[-1][1] + size)
+            elif size:
+                merged.append((start, size))
+        self._free = merged
+
+
+def extent_bytes(rows: int) -> int:
+    """Address space of one table's location and check arrays: 12 bytes a row, in 2 MiB granules."""
+    return _round_up(_round_up(rows * 8, 64) + rows * 4, SLAB_BYTES)
+
+
+def _round_up(nbytes: int, granule: int) -> int:
+    return -(-nbytes // granule) * granule
+
+
+def _map_aligned(fd: int, size: int) -> int:
+    """Maps `fd` at a 2 MiB boundary, so that huge pages are possible. Raises OSError."""
+    read_write = mmap.PROT_READ | mmap.PROT_WRITE
+    reserved = _mmap(0, size + SLAB_BYTES, 0, _MAP_PRIVATE | _MAP_ANONYMOUS | _MAP_NORESERVE, -1)
+    at = _round_up(reserved, SLAB_BYTES)
+    _mmap(at, size, read_write, _MAP_SHARED | _MAP_FIXED | _MAP_NORESERVE, fd)
+    if at > reserved:
+        _libc.munmap(reserved, at - reserved)
+    _libc.munmap(at + _round_up(size, 4096), reserved + SLAB_BYTES - at)
+    return at
+
+
+def _mmap(address: int, size: int, protection: int, flags: int, fd: int) -> int:
+    mapped = _libc.mmap(address or None, size, protection, flags, fd, 0)
+    if mapped is None or mapped == ctypes.c_void_p(-1).value:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return mapped
