@@ -1,0 +1,133 @@
+# pyright: basic
+"""What kernels need of libc and of the CPU: pread, errno, futex, atomics. Only for use in kernels.
+
+Symbols are bound by name (not by address), so kernels that use them can be cached on disk. All
+control words are elements of int64 arrays; addresses are plain integers.
+"""
+
+from __future__ import annotations
+
+import os
+
+from llvmlite import ir
+from numba.core import types
+from numba.extending import intrinsic
+
+from momentd_server.jit import kernel
+
+_I32 = ir.IntType(32)
+_I64 = ir.IntType(64)
+
+# ssize_t pread64(int fd, void *buffer, size_t count, off64_t offset)
+_pread = types.ExternalFunction(
+    "pread64", types.int64(types.int32, types.uint64, types.uint64, types.int64)
+)
+# int *__errno_location(void)
+_errno_location = types.ExternalFunction("__errno_location", types.uint64())
+# void *memcpy(void *to, const void *from, size_t count)
+_memcpy = types.ExternalFunction("memcpy", types.uint64(types.uint64, types.uint64, types.uint64))
+# long syscall(long number, uint32_t *word, int op, uint32_t value, NULL, NULL, 0)
+_syscall6 = types.ExternalFunction(
+    "syscall",
+    types.int64(
+        types.int64,
+        types.uint64,
+        types.int64,
+        types.uint64,
+        types.uint64,
+        types.uint64,
+        types.int64,
+    ),
+)
+
+_FUTEX = {"x86_64": 202, "aarch64": 98}.get(os.uname().machine, 98)  # 98: the generic table
+_FUTEX_WAIT_PRIVATE = 128
+_FUTEX_WAKE_PRIVATE = 129
+
+
+@intrinsic
+def load_i32(typingctx, address):
+    """The int32 at an address."""
+
+    def codegen(context, builder, signature, args):
+        pointer = builder.inttoptr(args[0], _I32.as_pointer())
+        return builder.load(pointer)
+
+    return types.int32(types.uint64), codegen
+
+
+@intrinsic
+def atomic_add(typingctx, address, amount):
+    """Add to the int64 at an address, sequentially consistent; returns what it was before."""
+
+    def codegen(context, builder, signature, args):
+        pointer = builder.inttoptr(args[0], _I64.as_pointer())
+        return builder.atomic_rmw("add", pointer, args[1], "seq_cst")
+
+    return types.int64(types.uint64, types.int64), codegen
+
+
+@intrinsic
+def atomic_load(typingctx, address):
+    """The int64 at an address, sequentially consistent."""
+
+    def codegen(context, builder, signature, args):
+        pointer = builder.inttoptr(args[0], _I64.as_pointer())
+        return builder.load_atomic(pointer, "seq_cst", 8)
+
+    return types.int64(types.uint64), codegen
+
+
+@intrinsic
+def atomic_store(typingctx, address, value):
+    """Set the int64 at an address, sequentially consistent."""
+
+    def codegen(context, builder, signature, args):
+        pointer = builder.inttoptr(args[0], _I64.as_pointer())
+        builder.store_atomic(args[1], pointer, "seq_cst", 8)
+        return context.get_dummy_value()
+
+    return types.void(types.uint64, types.int64), codegen
+
+
+@kernel
+def errno():
+    """The error number of this thread's last failed call."""
+    return load_i32(_errno_location())
+
+
+@kernel
+def pread(fd, address, nbytes, offset):
+    """One `pread`: bytes read (0 at the end of the file) or -errno."""
+    got = _pread(fd, address, nbytes, offset)
+    if got < 0:
+        return -int(errno())
+    return got
+
+
+@kernel
+def copy(to_address, from_address, nbytes):
+    """memcpy between addresses."""
+    _memcpy(to_address, from_address, nbytes)
+
+
+@kernel
+def futex_wait(address, value):
+    """Sleep while the low half of the int64 at `address` is uint32 `value`. May return early."""
+    _syscall6(_FUTEX, address, _FUTEX_WAIT_PRIVATE, value, 0, 0, 0)
+
+
+@kernel
+def futex_wake(address, threads):
+    """Wake up to that many threads that sleep on `address`."""
+    _syscall6(_FUTEX, address, _FUTEX_WAKE_PRIVATE, threads, 0, 0, 0)
+
+
+@intrinsic
+def as_pointer(typingctx, address):
+    """An address as the void pointer that `numba.carray` takes."""
+
+    def codegen(context, builder, signature, args):
+        return builder.inttoptr(args[0], ir.IntType(8).as_pointer())
+
+    return types.voidptr(types.uint64), codegen
