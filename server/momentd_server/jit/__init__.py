@@ -1,5 +1,6 @@
 """Compiled kernels: the decorator and its cache, what numba lacks, the thread pool."""
 
+from momentd_server.jit.arrays import mutable_alias
 from momentd_server.jit.compiler import (
     CACHE_DIRECTORY,
     is_cached,
@@ -16,6 +17,7 @@ __all__ = [
     "fence",
     "is_cached",
     "kernel",
+    "mutable_alias",
     "prefetch",
     "register_warmup",
     "warm_up",

@@ -8,6 +8,7 @@ import numpy as np
 from momentd_wire.errors import InvalidArgument, RowOutOfRange
 from numpy.typing import NDArray
 
+from momentd_server.jit import mutable_alias, register_warmup
 from momentd_server.rules import radix
 
 
@@ -40,7 +41,7 @@ class Scratch:
 
     def __init__(self) -> None:
         self._capacity = 0
-        self.histogram = np.empty(1 << radix.DIGIT_BITS, np.int64)
+        self.histogram = np.empty(1 << radix.DIGIT_BITS, np.uint64)
         self.reserve(1024)
 
     def reserve(self, rows: int) -> None:
@@ -49,13 +50,12 @@ class Scratch:
             return
         self._capacity = 1 << (rows - 1).bit_length()
         self.private = np.empty(self._capacity, np.int64)
-        self.keys = np.empty(self._capacity, np.uint64)
+        self.words = np.empty(self._capacity, np.uint64)
         self.spare = np.empty(self._capacity, np.uint64)
         self.order = np.empty(self._capacity, np.int64)
         self.unique = np.empty(self._capacity, np.int64)
         self.starts = np.empty(self._capacity + 1, np.int64)
         self.identity = np.arange(self._capacity + 1, dtype=np.int64)
-        self.identity.flags.writeable = False
 
     @property
     def nbytes(self) -> int:
@@ -75,13 +75,42 @@ def plan(rows: NDArray[np.int64], table_rows: int, scratch: Scratch) -> Plan:
     _check_rows(rows)
     count = len(rows)
     scratch.reserve(count)
-    raise NotImplementedError
+    distinct = radix.arrange(
+        mutable_alias(rows),
+        table_rows,
+        scratch.private,
+        scratch.words,
+        scratch.spare,
+        scratch.order,
+        scratch.unique,
+        scratch.starts,
+        scratch.histogram,
+    )
+    if distinct == radix.OUT_OF_RANGE:
+        raise _out_of_range(scratch.private[:count], table_rows)
+    if distinct == radix.ASCENDING:
+        identity = scratch.identity
+        return Plan(scratch.private[:count], identity[:count], identity[: count + 1])
+    if distinct == radix.TOO_WIDE:
+        distinct = _arrange_wide(count, scratch)
+    return Plan(
+        scratch.unique[:distinct], scratch.order[:count], scratch.starts[: distinct + 1]
+    )
+
+
+def _arrange_wide(count: int, scratch: Scratch) -> int:
+    """Sort a batch whose row ids and positions need more than 64 bits together."""
+    private = scratch.private[:count]
+    order = scratch.order[:count]
+    order[:] = np.argsort(private, kind="stable")
+    return radix.deduplicate_pairs(private[order], order, scratch.unique, scratch.starts)
 
 
 def _check_rows(rows: NDArray[np.int64]) -> None:
-    if rows.dtype != np.int64 or rows.ndim != 1 or not rows.flags.c_contiguous:
+    flags = rows.flags
+    if rows.dtype != np.int64 or rows.ndim != 1 or not (flags.c_contiguous and flags.aligned):
         raise InvalidArgument(
-            f"row ids must be a contiguous int64 vector, not {rows.dtype.name} of shape "
+            f"row ids must be a contiguous, aligned int64 vector, not {rows.dtype.name} of shape "
             f"{rows.shape}",
             argument="row_ids",
         )
@@ -97,3 +126,11 @@ def _out_of_range(private: NDArray[np.int64], table_rows: int) -> RowOutOfRange:
         position=position,
         rows=table_rows,
     )
+
+
+@register_warmup
+def _warm_up() -> None:
+    scratch = Scratch()
+    plan(np.array([1, 1], np.int64), 2, scratch)
+    scratch.private[:2] = 1
+    _arrange_wide(2, scratch)
