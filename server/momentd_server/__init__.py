@@ -1,0 +1,1 @@
+"""The daemon: holds tables of optimizer state, and serves them to training processes."""

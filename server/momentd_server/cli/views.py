@@ -1,0 +1,228 @@
+"""What people see of a daemon: text from messages. Pure functions, no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from momentd_server.cli.output import columns, pairs
+from momentd_wire.units import format_bytes, format_duration
+from momentd_wire.v1 import momentd_pb2 as pb
+
+
+def status(stats: pb.StatsReply, address: str) -> RenderableType:
+    """The health of a daemon, one thing a line."""
+    total = stats.totals
+    headline = Text.assemble(
+        (f"momentd {total.server_version} ", "bold"),
+        (total.state, "green" if total.state == "serving" else "yellow"),
+        f" at {address}",
+    )
+    runs = len({row.table.run for row in stats.tables})
+    rows = [
+        ("process", f"pid {total.pid}, up {format_duration(total.uptime_s)}"),
+        ("data", _data(total)),
+        ("cache", _cache(total)),
+        ("memory", _memory(total)),
+        ("use", f"{_plural(len(stats.tables), 'table')} in {_plural(runs, 'run')}, "
+                f"{_plural(len(stats.sessions), 'session')}"),
+        ("traffic", f"read {format_bytes(total.bytes_read)}, "
+                    f"written {format_bytes(total.bytes_written)}, "
+                    f"{_plural(total.requests, 'request')}, {_plural(total.errors, 'error')}"),
+        ("stop", f"an orderly stop would need about {format_duration(total.drain_s)}"),
+    ]  # fmt: skip
+    broken = [row.table.table.id for row in stats.tables if row.broken]
+    if broken:
+        rows.append(("broken", f"tables {', '.join(map(str, broken))}: drop them"))
+    return Group(headline, pairs(rows))
+
+
+def _data(total: pb.Totals) -> str:
+    direct = "direct I/O" if total.direct_io else "buffered I/O"
+    return (
+        f"{total.data_dir}: {format_bytes(total.disk_bytes)} in "
+        f"{_plural(total.segments, 'segment')}, {format_bytes(total.disk_free_bytes)} free, "
+        f"{direct}"
+    )
+
+
+def _cache(total: pb.Totals) -> str:
+    return (
+        f"{format_bytes(total.cache_used_bytes)} of {format_bytes(total.cache_bytes)} "
+        f"({percent(total.cache_used_bytes, total.cache_bytes)}), "
+        f"{total.frames_dirty:,} of {_plural(total.frames, 'frame')} dirty"
+    )
+
+
+def _memory(total: pb.Totals) -> str:
+    return (
+        f"resident: {format_bytes(total.rss_anonymous_bytes)} anonymous, "
+        f"{format_bytes(total.rss_shared_bytes)} shared, "
+        f"{format_bytes(total.rss_file_bytes)} file; "
+        f"{format_bytes(total.location_bytes)} row locations, "
+        f"{format_bytes(total.arena_bytes)} arenas"
+    )
+
+
+def tables(infos: Sequence[pb.TableInfo], *, terminal: bool) -> RenderableType:
+    """All tables, one a line."""
+    if not infos:
+        return Text("no tables")
+    headers = ("id", "name", "run", "rows", "width", "dtype", "record", "rule", "step")
+    rows = [
+        (
+            str(info.table.id),
+            title(info),
+            info.run or "-",
+            f"{info.schema.rows:,}",
+            str(info.schema.width),
+            _dtype(info.schema),
+            format_bytes(info.record_bytes),
+            info.schema.rule or "-",
+            f"{info.step:,}",
+        )
+        for info in infos
+    ]
+    return columns(headers, rows, left=("name", "run", "dtype", "rule"), terminal=terminal)
+
+
+def traffic(rows: Sequence[pb.TableStats], *, terminal: bool) -> RenderableType:
+    """What tables hold and do, one a line."""
+    if not rows:
+        return Text("no tables")
+    headers = (
+        "id", "name", "rows", "touched", "frames", "dirty", "disk", "read", "written",
+        "hits", "updates", "rows/s", "p50", "p99",
+    )  # fmt: skip
+    lines = [
+        (
+            str(row.table.table.id),
+            title(row.table),
+            f"{row.table.schema.rows:,}",
+            f"{row.rows_touched:,}",
+            f"{row.frames:,}",
+            f"{row.frames_dirty:,}",
+            format_bytes(row.disk_bytes),
+            format_bytes(row.bytes_read),
+            format_bytes(row.bytes_written),
+            percent(row.hits, row.hits + row.misses),
+            f"{row.updates:,}",
+            f"{row.rows_per_s:,.0f}",
+            format_duration(row.update_latency.p50_s),
+            format_duration(row.update_latency.p99_s),
+        )
+        for row in rows
+    ]
+    return columns(headers, lines, left=("name",), terminal=terminal)
+
+
+def sessions(found: Sequence[pb.SessionStats], *, terminal: bool) -> RenderableType:
+    """The connected processes, one a line."""
+    if not found:
+        return Text("no sessions")
+    headers = ("session", "pid", "uid", "run", "plane", "tables", "arena", "requests", "last seen")
+    rows = [
+        (
+            session.session,
+            str(session.pid),
+            str(session.uid),
+            session.run or "-",
+            session.plane if session.attached else f"{session.plane}, gone",
+            str(len(session.tables)),
+            format_bytes(session.arena_bytes),
+            f"{session.requests:,}",
+            f"{format_duration(session.idle_s)} ago",
+        )
+        for session in found
+    ]
+    return columns(headers, rows, left=("session", "run", "plane"), terminal=terminal)
+
+
+def everything(stats: pb.StatsReply, address: str, *, terminal: bool) -> RenderableType:
+    """`momentd stats`: totals, tables, sessions."""
+    return Group(
+        status(stats, address),
+        Text(),
+        traffic(stats.tables, terminal=terminal),
+        Text(),
+        sessions(stats.sessions, terminal=terminal),
+    )
+
+
+@dataclass(slots=True)
+class Run:
+    """The tables and sessions that carry one label. Bytes and rows are sums over its tables."""
+
+    run: str
+    tables: int = 0
+    rows: int = 0
+    rows_touched: int = 0
+    disk_bytes: int = 0
+    # Unix time of its newest table; 0 without tables.
+    newest_s: float = 0.0
+    pids: list[int] = field(default_factory=list)
+
+    @property
+    def in_use(self) -> bool:
+        return bool(self.pids)
+
+
+def group_runs(stats: pb.StatsReply) -> list[Run]:
+    """All runs that have tables or sessions, by name."""
+    found: dict[str, Run] = {}
+    for row in stats.tables:
+        run = found.setdefault(row.table.run, Run(row.table.run))
+        run.tables += 1
+        run.rows += row.table.schema.rows
+        run.rows_touched += row.rows_touched
+        run.disk_bytes += row.disk_bytes
+        run.newest_s = max(run.newest_s, row.table.created_s)
+    for session in stats.sessions:
+        # A session uses the tables it opened, whatever label they were made under.
+        opened = set(session.tables)
+        used = {row.table.run for row in stats.tables if row.table.table.id in opened}
+        for label in sorted(used | {session.run}):
+            found.setdefault(label, Run(label)).pids.append(session.pid)
+    return [found[label] for label in sorted(found) if found[label].tables or label]
+
+
+def runs(found: Iterable[Run], now_s: float, *, terminal: bool) -> RenderableType:
+    """All runs, one a line."""
+    rows = [
+        (
+            run.run or "-",
+            str(run.tables),
+            f"{run.rows:,}",
+            f"{run.rows_touched:,}",
+            format_bytes(run.disk_bytes),
+            f"{format_duration(now_s - run.newest_s)} ago" if run.tables else "-",
+            ", ".join(map(str, run.pids)) or "-",
+        )
+        for run in found
+    ]
+    if not rows:
+        return Text("no runs")
+    headers = ("run", "tables", "rows", "touched", "disk", "newest table", "used by pid")
+    return columns(headers, rows, left=("run", "used by pid"), terminal=terminal)
+
+
+def title(info: pb.TableInfo) -> str:
+    """A table's name, or in brackets the label of one that belongs to a session."""
+    return info.name or f"[{info.label or 'unnamed'}]"
+
+
+def percent(part: int, whole: int) -> str:
+    """A share without decimals; "-" of nothing."""
+    return f"{100 * part / whole:.0f} %" if whole else "-"
+
+
+def _dtype(schema: pb.Schema) -> str:
+    names = {pb.DType.Name(field.dtype).removeprefix("D_TYPE_").lower() for field in schema.fields}
+    return "/".join(sorted(names)) or "-"
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
