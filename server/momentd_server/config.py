@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +17,14 @@ from momentd_wire import addresses
 from momentd_wire.addresses import Address
 from momentd_wire.errors import InvalidArgument
 
+def _version() -> str:
+    try:
+        return metadata.version("momentd")
+    except metadata.PackageNotFoundError:  # run from a source tree
+        return "0+source"
+
+
+VERSION: Final = _version()
 MIB: Final = 1 << 20
 GIB: Final = 1 << 30
 _UNITS: Final[dict[str, int]] = {

@@ -1,0 +1,148 @@
+"""Arenas: memory that a session shares with the daemon for bulk rows.
+
+The daemon makes each arena as a memfd, reserves all of its pages at once and seals its size, so
+neither side can be hit by SIGBUS. It has no name; the kernel frees it with its last user.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import threading
+from typing import Final
+
+from momentd_wire import limits
+from momentd_wire.errors import LimitExceeded, OutOfMemory
+
+from momentd_server.config import format_bytes
+from momentd_server.engine.sessions import Session
+from momentd_server.obs import process
+
+# Newer kernels want to be told that a memfd is not for running programs; older refuse the flag.
+_MFD_NOEXEC_SEAL: Final = 0x0008
+_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+# Left to everybody else when an arena is made.
+MEMORY_RESERVE_BYTES: Final = 64 << 20
+
+
+class Arena:
+    """One memfd, mapped. `memory` is writable and `nbytes` long until `close`."""
+
+    def __init__(self, number: int, nbytes: int) -> None:
+        """Makes and seals it. Raises OutOfMemory."""
+        self.number: Final = number
+        self.nbytes: Final = nbytes
+        self.fd: Final = _make_memfd(f"momentd-arena-{number}")
+        try:
+            _reserve(self.fd, nbytes)
+            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
+            # Mapped with its page tables filled: no page fault in a request.
+            self.memory: Final = mmap.mmap(
+                self.fd, nbytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE
+            )
+        except BaseException:
+            os.close(self.fd)
+            raise
+
+    def close(self) -> None:
+        """Let go of the memory; arrays that still view it keep it mapped until they are gone."""
+        os.close(self.fd)
+        try:
+            self.memory.close()
+        except BufferError:
+            # A view lives on in a reference that is about to end; the mapping ends with it.
+            return
+
+
+class ArenaBudget:
+    """Arena bytes of one daemon and of each session. Thread-safe."""
+
+    def __init__(self, *, session_bytes: int, total_bytes: int) -> None:
+        self._session_bytes = session_bytes
+        self._total_bytes = total_bytes
+        self._lock = threading.Lock()  # guards the field below and Session.arena_bytes
+        self._used_bytes = 0
+
+    @property
+    def used_bytes(self) -> int:
+        return self._used_bytes
+
+    def make(self, session: Session, wanted_bytes: int) -> Arena:
+        """One more arena for a session, of `wanted_bytes` rounded up to 2 MiB.
+
+        Raises LimitExceeded (the session's share, or all arenas), OutOfMemory.
+        """
+        granule = limits.ARENA_GRANULE
+        nbytes = max(1, -(-wanted_bytes // granule)) * granule
+        self._charge(session, nbytes)
+        try:
+            _check_memory(nbytes)
+            session.arenas_made += 1
+            return Arena(session.arenas_made, nbytes)
+        except BaseException:
+            self._refund(session, nbytes)
+            raise
+
+    def free(self, session: Session, arena: Arena) -> None:
+        """Close an arena and give its bytes back."""
+        arena.close()
+        self._refund(session, arena.nbytes)
+
+    def _charge(self, session: Session, nbytes: int) -> None:
+        with self._lock:
+            if session.arena_bytes + nbytes > self._session_bytes:
+                raise LimitExceeded(
+                    f"an arena of {format_bytes(nbytes)} is too large: this session has "
+                    f"{format_bytes(session.arena_bytes)} of {format_bytes(self._session_bytes)}; "
+                    "use smaller batches, or start the daemon with a higher --arena",
+                    limit=self._session_bytes,
+                )
+            if self._used_bytes + nbytes > self._total_bytes:
+                raise LimitExceeded(
+                    f"an arena of {format_bytes(nbytes)} is too large: all sessions together have "
+                    f"{format_bytes(self._used_bytes)} of {format_bytes(self._total_bytes)}",
+                    limit=self._total_bytes,
+                )
+            self._used_bytes += nbytes
+            session.arena_bytes += nbytes
+
+    def _refund(self, session: Session, nbytes: int) -> None:
+        with self._lock:
+            self._used_bytes -= nbytes
+            session.arena_bytes -= nbytes
+
+
+def _check_memory(nbytes: int) -> None:
+    available = process.available_bytes()
+    if nbytes + MEMORY_RESERVE_BYTES > available:
+        raise OutOfMemory(
+            f"an arena of {format_bytes(nbytes)} does not fit the memory: "
+            f"{format_bytes(available)} are available, {format_bytes(MEMORY_RESERVE_BYTES)} of "
+            "them stay free; use smaller batches or a smaller --cache",
+            available=available,
+        )
+
+
+def _make_memfd(name: str) -> int:
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    try:
+        return os.memfd_create(name, flags | _MFD_NOEXEC_SEAL)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return os.memfd_create(name, flags)
+
+
+def _reserve(fd: int, nbytes: int) -> None:
+    """Allocate all pages now, so that a full machine is an error here and not a signal later."""
+    try:
+        os.posix_fallocate(fd, 0, nbytes)
+    except OSError as error:
+        if error.errno in {errno.ENOSPC, errno.ENOMEM}:
+            raise OutOfMemory(
+                f"an arena of {format_bytes(nbytes)} could not be reserved: {error.strerror}; "
+                "use smaller batches or a smaller --cache"
+            ) from error
+        raise

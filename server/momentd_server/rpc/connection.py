@@ -1,0 +1,204 @@
+"""One connection of the local plane: packets in, packets out, the session's arenas."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from typing import Final
+
+from google.protobuf.message import DecodeError
+from momentd_wire import limits
+from momentd_wire.errors import InvalidArgument, SessionNotFound, UnsupportedFeature
+from momentd_wire.v1 import momentd_pb2 as pb
+
+from momentd_server.engine.sessions import Session
+from momentd_server.obs.logs import log
+from momentd_server.rpc.arena import Arena, ArenaBudget
+from momentd_server.rpc.bulks import ArenaBulks
+from momentd_server.rpc.dispatcher import Dispatcher, Peer, Request
+
+# Room for the other fields of a packet that carries a fragment.
+_FRAGMENT_BYTES: Final = limits.PACKET_BYTES - 64
+
+
+class Connection:
+    """Serves one client process in one thread, packet by packet."""
+
+    def __init__(
+        self, sock: socket.socket, peer: Peer, dispatcher: Dispatcher, budget: ArenaBudget
+    ) -> None:
+        self._sock = sock
+        self._peer = peer
+        self._dispatcher = dispatcher
+        self._budget = budget
+        self._session: Session | None = None
+        self._attachment = 0
+        self._greeted = False
+        self._keep_session = False
+        self._arenas: dict[int, Arena] = {}
+        self._bulks = ArenaBulks(self._arenas)
+
+    def __repr__(self) -> str:
+        return f"Connection(pid={self._peer.pid}, uid={self._peer.uid}, session={self._session})"
+
+    def serve(self) -> None:
+        """Answer packets until the peer is gone, sends garbage, or `end` is called."""
+        # One byte more than allowed, so that a packet that was cut off shows.
+        buffer = bytearray(limits.PACKET_BYTES + 1)
+        view = memoryview(buffer)
+        receive = self._sock.recv_into
+        while True:
+            try:
+                received = receive(buffer)
+            except OSError:
+                return
+            if not received:
+                return
+            try:
+                request = self._parse(view[:received])
+            except InvalidArgument as error:
+                log.warning("garbage_received", pid=self._peer.pid, error=error.message)
+                self._send(0, self._dispatcher.error_body(error))
+                return
+            if not self._answer(request):
+                return
+
+    def end(self, *, keep_session: bool) -> None:
+        """Let `serve` return after the request in work. Called from another thread."""
+        self._keep_session = keep_session
+        try:
+            self._sock.shutdown(socket.SHUT_RD)
+        except OSError:
+            return
+
+    def close(self) -> None:
+        """Free the arenas, end the session unless it is kept or another connection has it."""
+        self._sock.close()
+        session = self._session
+        if session is None:
+            return
+        for arena in self._arenas.values():
+            self._budget.free(session, arena)
+        self._arenas.clear()
+        if session.detach(self._attachment, time.monotonic()) and not self._keep_session:
+            self._dispatcher.end_session(session)
+
+    def _parse(self, packet: memoryview) -> pb.Request:
+        if packet.nbytes > limits.PACKET_BYTES:
+            raise InvalidArgument(
+                f"a packet has more than {limits.PACKET_BYTES} bytes: longer requests go into an "
+                "arena (Request.oversize)"
+            )
+        try:
+            request = pb.Request.FromString(packet)  # pyright: ignore[reportArgumentType]
+            if request.WhichOneof("call") == "oversize":
+                inner = pb.Request.FromString(self._bulks.packet(request.oversize))
+                inner.id = request.id
+                return inner
+        except DecodeError as error:
+            raise InvalidArgument(
+                f"a packet of {packet.nbytes} bytes is not a momentd request: {error}"
+            ) from error
+        return request
+
+    def _answer(self, request: pb.Request) -> bool:
+        """Reply to one request; False if the client does not take its replies."""
+        name = request.WhichOneof("call")
+        fds: list[int] = []
+        try:
+            if name == "grow_arena":
+                body = self._grow_arena(request.grow_arena, fds)
+            elif name in _OWN_CALLS:
+                body = _OWN_CALLS[name](self, request)
+            elif name is None or name == "oversize":
+                raise UnsupportedFeature(
+                    "this request is not known to this daemon: it is older than its client"
+                )
+            elif not self._greeted:
+                raise SessionNotFound("say hello first")
+            else:
+                progress = None
+                if name == "update" and request.update.report_progress:
+                    progress = self._progress(request.id)
+                call = Request(getattr(request, name), self._bulks, progress=progress)
+                outcome, _ = self._dispatcher.run(self._session, call)
+                body = outcome.body
+        except Exception as error:  # noqa: BLE001  # whatever it is, the client gets an answer
+            body = self._dispatcher.error_body(error)
+        return self._send(request.id, body, fds)
+
+    # ------------------------------------------------------------------------------- own calls
+
+    def _hello(self, request: pb.Request) -> bytes:
+        if self._session is not None:
+            raise InvalidArgument("hello was said before on this connection")
+        reply, session = self._dispatcher.hello(request.hello, self._peer)
+        self._greeted = True
+        if session is not None:
+            self._session = session
+            self._attachment = session.attach()
+        return pb.Reply(hello=reply).SerializeToString()
+
+    def _grow_arena(self, request: pb.GrowArenaRequest, fds: list[int]) -> bytes:
+        arena = self._budget.make(self._need_session(), request.bytes)
+        self._arenas[arena.number] = arena
+        fds.append(arena.fd)
+        reply = pb.GrowArenaReply(arena=arena.number, bytes=arena.nbytes)
+        return pb.Reply(grow_arena=reply).SerializeToString()
+
+    def _drop_arena(self, request: pb.Request) -> bytes:
+        session, number = self._need_session(), request.drop_arena.arena
+        arena = self._arenas.pop(number, None)
+        if arena is None:
+            raise InvalidArgument(f"this session has no arena {number}")
+        self._budget.free(session, arena)
+        return pb.Reply(drop_arena=pb.DropArenaReply()).SerializeToString()
+
+    def _need_session(self) -> Session:
+        if self._session is None:
+            raise SessionNotFound("arenas belong to a session: say hello first")
+        return self._session
+
+    # ------------------------------------------------------------------------------- sending
+
+    def _progress(self, request_id: int) -> Callable[[int, int, int], None]:
+        def report(table: int, rows_done: int, rows: int) -> None:
+            progress = pb.UpdateProgress(table=table, rows_done=rows_done, rows=rows)
+            reply = pb.Reply(id=request_id, progress=progress)
+            try:
+                # Only a hint: a client that is slow to read it is not waited for.
+                self._sock.send(reply.SerializeToString(), socket.MSG_DONTWAIT)
+            except OSError:
+                return
+
+        return report
+
+    def _send(self, request_id: int, body: bytes, fds: list[int] | None = None) -> bool:
+        """Send a reply, in fragments if it is long. `body` is a Reply without its id."""
+        # Messages that follow each other are one message: the id need not be put into the body.
+        packet = pb.Reply(id=request_id).SerializeToString() + body
+        try:
+            if len(packet) > limits.PACKET_BYTES:
+                self._send_fragments(request_id, packet)
+            elif fds:
+                socket.send_fds(self._sock, [packet], fds)
+            else:
+                self._sock.send(packet)
+        except OSError as error:
+            log.warning("reply_not_sent", pid=self._peer.pid, error=str(error))
+            return False
+        return True
+
+    def _send_fragments(self, request_id: int, packet: bytes) -> None:
+        for start in range(0, len(packet), _FRAGMENT_BYTES):
+            stop = start + _FRAGMENT_BYTES
+            fragment = pb.ReplyFragment(data=packet[start:stop], last=stop >= len(packet))
+            self._sock.send(pb.Reply(id=request_id, fragment=fragment).SerializeToString())
+
+
+_OWN_CALLS: Final[dict[str, Callable[[Connection, pb.Request], bytes]]] = {
+    "hello": Connection._hello,
+    "drop_arena": Connection._drop_arena,
+}
+

@@ -1,0 +1,469 @@
+"""The one dispatcher: a wire request, a session and its bulk arrays in, an outcome out.
+
+Both planes call it. It knows no sockets; the engine knows no wire.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+import numpy as np
+from momentd_wire import errors, limits
+from momentd_wire.errors import (
+    Cancelled,
+    DaemonUnavailable,
+    Incompatible,
+    InvalidArgument,
+    MomentdError,
+    OutOfMemory,
+    SessionNotFound,
+    StateRolledBack,
+)
+from momentd_wire.v1 import momentd_pb2 as pb
+
+from momentd_server.config import VERSION, ServeConfig
+from momentd_server.engine.api import Engine, Progress, TableOutcome
+from momentd_server.engine.sessions import LOST, Outcome, Plane, Session
+from momentd_server.obs.logs import log
+from momentd_server.rpc import decode, encode
+from momentd_server.rpc.bulks import Bulks
+from momentd_server.rpc.stats import StatsSource
+
+Call: TypeAlias = (
+    pb.OpenTableRequest | pb.GetTableRequest | pb.ListTablesRequest | pb.DropTableRequest
+    | pb.CloneTableRequest | pb.UpdateRequest | pb.GatherRequest | pb.ScatterRequest
+    | pb.PrefetchRequest | pb.FlushRequest | pb.StatsRequest | pb.StopRequest
+)  # fmt: skip
+
+_SEQUENCED: Final = (
+    pb.OpenTableRequest, pb.DropTableRequest, pb.CloneTableRequest, pb.UpdateRequest,
+    pb.ScatterRequest,
+)  # fmt: skip
+_SESSIONLESS: Final = (pb.GetTableRequest, pb.ListTablesRequest, pb.StatsRequest, pb.StopRequest)
+# After these the request may be sent again under the same number.
+_NOT_FINAL: Final = (DaemonUnavailable, Cancelled)
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Who said hello, as the plane knows it."""
+
+    plane: Plane
+    pid: int
+    uid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One call on its way through the dispatcher."""
+
+    call: Call
+    bulks: Bulks
+    # Digest of bulk bytes that are part of the request itself (gRPC plane).
+    content: bytes = b""
+    progress: Progress | None = None
+    # Raises Cancelled if the caller has gone away. Asked just before something changes.
+    check_alive: Callable[[], None] | None = None
+
+
+class Dispatcher:
+    """Routes calls to the engine. Thread-safe; calls of one stream run one at a time."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        config: ServeConfig,
+        *,
+        stats: StatsSource,
+        request_stop: Callable[[bool], None],
+    ) -> None:
+        self._engine = engine
+        self._config = config
+        self._stats = stats
+        self._request_stop = request_stop
+        self._draining = False
+        self._calls: dict[type, Callable[[Session | None, Request], pb.Reply]] = {
+            pb.OpenTableRequest: self._open_table,
+            pb.GetTableRequest: self._get_table,
+            pb.ListTablesRequest: self._list_tables,
+            pb.DropTableRequest: self._drop_table,
+            pb.CloneTableRequest: self._clone_table,
+            pb.UpdateRequest: self._update,
+            pb.GatherRequest: self._gather,
+            pb.ScatterRequest: self._scatter,
+            pb.PrefetchRequest: self._prefetch,
+            pb.FlushRequest: self._flush,
+            pb.StatsRequest: self._get_stats,
+            pb.StopRequest: self._stop,
+        }
+
+    def drain(self) -> None:
+        """Refuse new work from now on; what is in work is finished."""
+        self._draining = True
+
+    # ------------------------------------------------------------------------------- sessions
+
+    def hello(self, request: pb.HelloRequest, peer: Peer) -> tuple[pb.HelloReply, Session | None]:
+        """Agree on a protocol; open or resume a session unless the client wants none.
+
+        Raises Incompatible (naming both ranges), LimitExceeded, DaemonUnavailable.
+        """
+        protocol = _agree(request)
+        self._check_serving()
+        info = self._engine.info
+        reply = pb.HelloReply(
+            protocol=protocol,
+            server_version=VERSION,
+            features=sorted(limits.FEATURES),
+            limits=pb.Limits(
+                packet_bytes=limits.PACKET_BYTES,
+                piece_bytes=limits.PIECE_BYTES,
+                arena_bytes=self._config.arena_bytes,
+                request_record_bytes=info.request_record_bytes,
+                request_tables=limits.REQUEST_TABLES,
+            ),
+            store_id=info.store_id,
+            engine_epoch=info.engine_epoch,
+            pid=self._stats.pid,
+            data_dir=info.data_dir,
+            cache_bytes=info.cache_bytes,
+            auto_started=self._config.auto_started,
+        )
+        if request.no_session:
+            return reply, None
+        session, resumed = self._session(request, peer)
+        reply.session, reply.resumed = session.id, resumed
+        if resumed:
+            reply.done.extend(pb.Sequence(stream=s, number=n) for s, n in session.done())
+        return reply, session
+
+    def _session(self, request: pb.HelloRequest, peer: Peer) -> tuple[Session, bool]:
+        sessions = self._engine.sessions
+        if request.HasField("resume_session"):
+            known = sessions.resume(request.resume_session, plane=peer.plane, uid=peer.uid)
+            if known is not None:
+                return known, True
+        opened = sessions.open(
+            plane=peer.plane,
+            pid=peer.pid,
+            uid=peer.uid,
+            run=decode.text(request.run, "run"),
+            program=request.program[: decode.MAX_TEXT],
+        )
+        return opened, False
+
+    def find_session(self, session_id: bytes) -> Session:
+        """Raises SessionNotFound."""
+        return self._engine.sessions.get(session_id)
+
+    def end_session(self, session: Session) -> None:
+        """Drop the session's unnamed tables; it is unknown from now on."""
+        if self._engine.sessions.end(session.id) is not None:
+            self._engine.end_session(session.id)
+
+    # ------------------------------------------------------------------------------- calls
+
+    def run(self, session: Session | None, request: Request) -> tuple[Outcome, bool]:
+        """Run one call; returns its outcome and whether it is the stored one of a repeated call.
+
+        Errors of the call are outcomes (a `Reply` with `error`), with two exceptions, which are
+        raised: those after which the same request may be sent again, and those of the session
+        itself (SessionNotFound, OutOfSequence).
+        """
+        call = request.call
+        self._stats.requests += 1
+        if session is not None:
+            session.seen()
+        elif not isinstance(call, _SESSIONLESS):
+            raise SessionNotFound("this call needs a session: say hello first")
+        self._check_serving()
+        if not isinstance(call, _SEQUENCED):
+            return self._outcome(session, request), False
+        assert session is not None
+        if not call.HasField("sequence") or call.sequence.stream < 1 or call.sequence.number < 1:
+            raise InvalidArgument("sequence is missing: stream and number count from 1")
+        sequence = call.sequence
+        outcome, repeated = session.once(
+            sequence.stream,
+            sequence.number,
+            _fingerprint(call, request.content),
+            lambda: self._outcome(session, request),
+        )
+        return (_as_repeated(outcome), True) if repeated else (outcome, False)
+
+    def _outcome(self, session: Session | None, request: Request) -> Outcome:
+        try:
+            if request.check_alive is not None:
+                request.check_alive()
+            reply = self._calls[type(request.call)](session, request)
+            return Outcome(reply.SerializeToString(), request.bulks.streamed())
+        except _NOT_FINAL:
+            self._stats.errors += 1
+            raise
+        except Exception as error:  # noqa: BLE001  # whatever it is, the caller gets an answer
+            return Outcome(self.error_body(error))
+
+    def error_body(self, error: BaseException) -> bytes:
+        """The reply for an error; a fault of the daemon is logged with its traceback."""
+        self._stats.errors += 1
+        if isinstance(error, MemoryError):
+            error = OutOfMemory(f"the daemon ran out of memory: {error}")
+        if not isinstance(error, MomentdError):
+            log.error("request_failed", cause=error)
+        return pb.Reply(error=errors.to_wire(error)).SerializeToString()
+
+    def _check_serving(self) -> None:
+        if self._draining:
+            raise DaemonUnavailable("the daemon is stopping: wait for the next one, or start it")
+
+    # ------------------------------------------------------------------------------- tables
+
+    def _open_table(self, session: Session | None, request: Request) -> pb.Reply:
+        call = request.call
+        assert isinstance(call, pb.OpenTableRequest)
+        assert session is not None
+        view, created = self._engine.open_table(
+            session,
+            name=decode.table_name(call.name) if call.HasField("name") else None,
+            label=decode.text(call.label, "label"),
+            schema=decode.schema(call.schema),
+            run=decode.text(call.run, "run") if call.HasField("run") else session.run,
+            mode=decode.open_mode(call.mode),
+        )
+        reply = pb.OpenTableReply(table=encode.table(view), created=created)
+        return pb.Reply(open_table=reply)
+
+    def _get_table(self, session: Session | None, request: Request) -> pb.Reply:
+        call = request.call
+        assert isinstance(call, pb.GetTableRequest)
+        which = call.WhichOneof("which")
+        if which is None:
+            raise InvalidArgument("say which table: id or name")
+        view = (
+            self._engine.get_table(id=call.id)
+            if which == "id"
+            else self._engine.get_table(name=call.name)
+        )
+        return pb.Reply(get_table=pb.GetTableReply(table=encode.table(view)))
+
+    def _list_tables(self, session: Session | None, request: Request) -> pb.Reply:
+        call = request.call
+        assert isinstance(call, pb.ListTablesRequest)
+        views = self._engine.list_tables(call.run if call.HasField("run") else None)
+        return pb.Reply(list_tables=pb.ListTablesReply(tables=[encode.table(v) for v in views]))
+
+    def _drop_table(self, session: Session | None, request: Request) -> pb.Reply:
+        call = request.call
+        assert isinstance(call, pb.DropTableRequest)
+        run = call.run if call.HasField("run") else None
+        if bool(call.ids) == (run is not None):
+            raise InvalidArgument("say which tables: either ids or a run")
+        dropped = self._engine.drop_tables(session, ids=list(call.ids), run=run, force=call.force)
+        return pb.Reply(drop_table=pb.DropTableReply(dropped=dropped))
+
+    def _clone_table(self, session: Session | None, request: Request) -> pb.Reply:
+        call = request.call
+        assert isinstance(call, pb.CloneTableRequest)
+        assert session is not None
+        view = self._engine.clone_table(
+            session,
+            id=call.source.id,
+            generation=call.source.generation,
+            name=decode.table_name(call.name) if call.HasField("name") else None,
+            label=decode.text(call.label, "label"),
+            run=decode.text(call.run, "run") if call.HasField("run") else session.run,
+        )
+        return pb.Reply(clone_table=pb.CloneTableReply(table=encode.table(view)))
+
+    # ------------------------------------------------------------------------------- rows
+
+    def _update(self, session: Session | None, request: Request) -> pb.Reply:
+        call, bulks = request.call, request.bulks
+        assert isinstance(call, pb.UpdateRequest)
+        if not 1 <= len(call.tables) <= limits.REQUEST_TABLES:
+            raise InvalidArgument(
+                f"an update concerns 1 to {limits.REQUEST_TABLES} tables, not {len(call.tables)}"
+            )
+        engine = self._engine
+        batches = [
+            decode.batch(item, engine.get_table(id=item.table.id), bulks) for item in call.tables
+        ]
+        outcomes = engine.update(batches, request.progress if call.report_progress else None)
+        reply = pb.Reply()
+        for item, outcome in zip(call.tables, outcomes, strict=True):
+            _add_result(reply.update, item, outcome, bulks)
+        return reply
+
+    def _gather(self, session: Session | None, request: Request) -> pb.Reply:
+        call, bulks = request.call, request.bulks
+        assert isinstance(call, pb.GatherRequest)
+        view = self._engine.get_table(id=call.table.id)
+        fields = decode.fields(list(call.fields), view)
+        rows = row_range = None
+        if call.HasField("range"):
+            row_range = decode.row_range(call.range, view)
+            count = row_range[1]
+        else:
+            count = call.count
+            rows = bulks.read(call.row_ids, decode.INT64, (count,), "row_ids")
+        if call.result_values and len(call.result_values) != len(fields):
+            raise InvalidArgument(
+                f"result_values has {len(call.result_values)} regions for {len(fields)} fields"
+            )
+        outs: list[np.ndarray] = []
+        for index, spec in enumerate(fields):
+            region = call.result_values[index] if call.result_values else None
+            shape = (count, spec.width)
+            out = bulks.room(region, np.dtype(spec.dtype), shape, "result_values")
+            if out is not None:
+                outs.append(out)
+        outcome = self._engine.gather(
+            id=view.id,
+            generation=call.table.generation,
+            rows=rows,
+            range=row_range,
+            fields=[spec.name for spec in fields],
+            outs=outs if len(outs) == len(fields) else None,
+        )
+        reply = pb.GatherReply(
+            step=outcome.step,
+            update_number=outcome.update_number,
+            rows=count,
+            fields=[encode.field(spec) for spec in outcome.fields],
+            values=[bulks.place(values) for values in outcome.values],
+        )
+        return pb.Reply(gather=reply)
+
+    def _scatter(self, session: Session | None, request: Request) -> pb.Reply:
+        call, bulks = request.call, request.bulks
+        assert isinstance(call, pb.ScatterRequest)
+        view = self._engine.get_table(id=call.table.id)
+        if not call.fields:
+            raise InvalidArgument("fields is empty: name the fields to write")
+        fields = decode.fields(list(call.fields), view)
+        if len(call.values) != len(fields):
+            raise InvalidArgument(
+                f"values has {len(call.values)} arrays for {len(fields)} fields"
+            )
+        rows = row_range = None
+        if call.HasField("range"):
+            row_range = decode.row_range(call.range, view)
+            count = row_range[1]
+        else:
+            count = call.count
+            rows = bulks.read(call.row_ids, decode.INT64, (count,), "row_ids")
+        values = [
+            bulks.read(value, np.dtype(spec.dtype), (count, spec.width), f"values.{spec.name}")
+            for value, spec in zip(call.values, fields, strict=True)
+        ]
+        step, update_number = self._engine.scatter(
+            id=view.id,
+            generation=call.table.generation,
+            rows=rows,
+            range=row_range,
+            fields=[spec.name for spec in fields],
+            values=values,
+            step=call.step if call.HasField("step") else None,
+        )
+        return pb.Reply(scatter=pb.ScatterReply(step=step, update_number=update_number))
+
+    def _prefetch(self, session: Session | None, request: Request) -> pb.Reply:
+        call = request.call
+        assert isinstance(call, pb.PrefetchRequest)
+        rows = request.bulks.read(call.row_ids, decode.INT64, (call.count,), "row_ids")
+        reading = self._engine.prefetch(
+            id=call.table.id, generation=call.table.generation, rows=rows
+        )
+        return pb.Reply(prefetch=pb.PrefetchReply(reading=reading))
+
+    # ------------------------------------------------------------------------------- the rest
+
+    def _flush(self, session: Session | None, request: Request) -> pb.Reply:
+        call = request.call
+        assert isinstance(call, pb.FlushRequest)
+        return pb.Reply(flush=pb.FlushReply(bytes_written=self._engine.flush(list(call.ids))))
+
+    def _get_stats(self, session: Session | None, request: Request) -> pb.Reply:
+        call = request.call
+        assert isinstance(call, pb.StatsRequest)
+        return pb.Reply(stats=self.stats(call.run if call.HasField("run") else None))
+
+    def stats(self, run: str | None) -> pb.StatsReply:
+        """All counters as of now."""
+        return self._stats.collect(self._engine, run)
+
+    def _stop(self, session: Session | None, request: Request) -> pb.Reply:
+        call = request.call
+        assert isinstance(call, pb.StopRequest)
+        drain_s = 0.0 if call.discard else self._engine.stats().totals.drain_s
+        self._request_stop(call.discard)
+        return pb.Reply(stop=pb.StopReply(drain_s=drain_s))
+
+
+def _agree(request: pb.HelloRequest) -> int:
+    """The highest protocol version that both speak."""
+    low, high = request.protocol_min, request.protocol_max
+    if high < low or high < limits.PROTOCOL_MIN or low > limits.PROTOCOL_MAX:
+        raise Incompatible(
+            f"the client speaks protocol versions {low}..{high}, this daemon (momentd {VERSION}) "
+            f"{limits.PROTOCOL_MIN}..{limits.PROTOCOL_MAX}: install the same momentd version at "
+            "both ends",
+            client=f"{low}..{high}",
+            server=f"{limits.PROTOCOL_MIN}..{limits.PROTOCOL_MAX}",
+        )
+    missing = sorted(set(request.required_features) - limits.FEATURES)
+    if missing:
+        raise Incompatible(
+            f"the client needs {', '.join(missing)[:200]}, which this daemon (momentd {VERSION}) "
+            f"does not have; it has {', '.join(sorted(limits.FEATURES))}: update the daemon"
+        )
+    return min(high, limits.PROTOCOL_MAX)
+
+
+def _fingerprint(call: Call, content: bytes) -> bytes:
+    """Identity of a request's content, the same in every process."""
+    digest = hashlib.blake2b(call.SerializeToString(deterministic=True), digest_size=16)
+    digest.update(content)
+    return digest.digest()
+
+
+def _add_result(
+    reply: pb.UpdateReply, item: pb.TableUpdate, outcome: TableOutcome, bulks: Bulks
+) -> None:
+    result = reply.tables.add(
+        step=outcome.step,
+        update_number=outcome.update_number,
+        rows=outcome.rows,
+        dtype=item.dtype,
+        result=item.result,
+    )
+    places = (
+        (result.row_ids, outcome.out_rows),
+        (result.values, outcome.out_values),
+        (result.factors, outcome.out_factors),
+    )
+    for field, array in places:
+        bulk = bulks.place(array)
+        if bulk.WhichOneof("place") is not None:
+            field.CopyFrom(bulk)
+
+
+def _as_repeated(outcome: Outcome) -> Outcome:
+    """A stored outcome, marked as such where the reply has a place for it."""
+    if outcome.body == LOST:
+        raise StateRolledBack(
+            "this request was applied before the daemon was restarted, but its answer was too "
+            "large to be kept: read the rows again, or resume from a checkpoint"
+        )
+    reply = pb.Reply.FromString(outcome.body)
+    which = reply.WhichOneof("result")
+    if which == "update":
+        reply.update.repeated_request = True
+    elif which == "scatter":
+        reply.scatter.repeated_request = True
+    return Outcome(reply.SerializeToString(), outcome.bulk)
+
+

@@ -1,0 +1,91 @@
+"""Domain types to wire messages."""
+
+from __future__ import annotations
+
+from momentd_wire import codec
+from momentd_wire.v1 import momentd_pb2 as pb
+
+from momentd_server.engine.api import EngineTotals, TableStats, TableView
+from momentd_server.obs.latency import LatencySummary
+from momentd_server.schema import FieldSpec, Schema
+
+
+def field(spec: FieldSpec) -> pb.FieldSpec:
+    return pb.FieldSpec(
+        name=spec.name, dtype=codec.to_wire(spec.dtype), width=spec.width, initial=spec.initial
+    )
+
+
+def schema(schema: Schema) -> pb.Schema:
+    return pb.Schema(
+        rows=schema.rows,
+        width=schema.width,
+        fields=[field(spec) for spec in schema.fields],
+        rule=schema.rule,
+    )
+
+
+def table(view: TableView) -> pb.TableInfo:
+    return pb.TableInfo(
+        table=pb.TableRef(id=view.id, generation=view.generation),
+        name=view.name or "",
+        label=view.label,
+        run=view.run,
+        schema=schema(view.schema),
+        record_bytes=view.record_bytes,
+        step=view.step,
+        update_number=view.update_number,
+        request_rows=view.request_rows,
+        created_s=view.created_s,
+    )
+
+
+def table_stats(stats: TableStats) -> pb.TableStats:
+    return pb.TableStats(
+        table=table(stats.table),
+        owner=stats.table.owner.hex()[:8] if stats.table.owner else "",
+        rows_touched=stats.rows_touched,
+        frames=stats.frames,
+        frames_dirty=stats.frames_dirty,
+        segments=stats.segments,
+        disk_bytes=stats.disk_bytes,
+        bytes_read=stats.bytes_read,
+        bytes_written=stats.bytes_written,
+        hits=stats.hits,
+        misses=stats.misses,
+        first_touches=stats.first_touches,
+        updates=stats.updates,
+        rows_updated=stats.rows_updated,
+        rows_per_s=stats.rows_per_s,
+        update_latency=_latency(stats.update_latency),
+        broken=stats.broken,
+    )
+
+
+def engine_totals(totals: EngineTotals) -> pb.Totals:
+    """The engine's share of the totals; the caller adds what concerns the process."""
+    return pb.Totals(
+        state=totals.state,
+        cache_bytes=totals.cache_bytes,
+        cache_used_bytes=totals.cache_used_bytes,
+        slabs=totals.slabs,
+        slabs_free=totals.slabs_free,
+        frames=totals.frames,
+        frames_dirty=totals.frames_dirty,
+        location_bytes=totals.location_bytes,
+        space_bytes=totals.space_bytes,
+        segments=totals.segments,
+        disk_bytes=totals.disk_bytes,
+        disk_free_bytes=totals.disk_free_bytes,
+        bytes_read=totals.bytes_read,
+        bytes_written=totals.bytes_written,
+        page_cache_bytes=totals.page_cache_bytes,
+        direct_io=totals.direct_io,
+        drain_s=totals.drain_s,
+    )
+
+
+def _latency(summary: LatencySummary) -> pb.Latency:
+    return pb.Latency(
+        p50_s=summary.p50_s, p90_s=summary.p90_s, p99_s=summary.p99_s, max_s=summary.max_s
+    )
