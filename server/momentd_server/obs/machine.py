@@ -14,7 +14,7 @@ def memory_limit_bytes() -> int:
 
 
 def memory_available_bytes() -> int:
-    """What can still be taken without swapping or being killed; reclaimable cache counts as free."""
+    """What can be taken without swapping or being killed; reclaimable page cache counts as free."""
     left = [limit - used for limit, used in _cgroups()]
     return max(0, min([_meminfo("MemAvailable"), *left]))
 

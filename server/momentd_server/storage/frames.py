@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from momentd_server.jit import fence, kernel, prefetch
+from momentd_server.jit import fence, kernel, prefetch, register_warmup
 from momentd_server.storage.space import SLAB_BYTES
 
 CLEAN: Final = 1
@@ -51,6 +51,13 @@ def meta_of(frame, geo):
 def record_of(frame, geo):
     """Byte offset of a frame's record."""
     return geo[0] + (frame >> 16) * SLAB_BYTES + geo[3] + (frame & 0xFFFF) * geo[1]
+
+
+@kernel
+def copy_bytes(source, source_at, target, target_at, nbytes):
+    """target[target_at:] = source[source_at:], nbytes of them. Slices would need numba's heap."""
+    for b in range(nbytes):
+        target[target_at + b] = source[source_at + b]
 
 
 @kernel
@@ -125,9 +132,7 @@ def initialise(frames, first_touch, space, geo, initial):
     nbytes = geo[1]
     for k in range(frames.size):
         if first_touch[k]:
-            at = record_of(frames[k], geo)
-            for b in range(nbytes):
-                space[at + b] = initial[b]
+            copy_bytes(initial, 0, space, record_of(frames[k], geo), nbytes)
 
 
 @kernel
@@ -136,12 +141,11 @@ def publish(missing, rows, seen, frames, hashes, location, words, geo, index, of
 
     missing: positions in `rows`; seen: their location words; frames: the reserved frames. Frames
     that were not needed go to `unused`. Returns (unused, changed meanwhile: look up again, first
-    touches, dirty already).
+    touches).
     """
     n_unused = 0
     n_changed = 0
     n_first = 0
-    n_dirty = 0
     for k in range(missing.size):
         i = missing[k]
         row = rows[i]
@@ -167,11 +171,19 @@ def publish(missing, rows, seen, frames, hashes, location, words, geo, index, of
                 continue
             frame = place & ROW_MASK
             meta = meta_of(frame, geo)
-            if words[meta + 1] & DIRTY:
-                n_dirty += 1
         index[i] = meta + 1
         offset[i] = record_of(frame, geo)
-    return n_unused, n_changed, n_first, n_dirty
+    return n_unused, n_changed, n_first
+
+
+@kernel
+def count_dirty(index, words):
+    """How many of the records at `index` (those >= 0) are dirty."""
+    dirty = 0
+    for i in range(index.size):
+        if index[i] >= 0 and words[index[i]] & DIRTY:
+            dirty += 1
+    return dirty
 
 
 @kernel
@@ -245,7 +257,9 @@ def without_slab(free, top, slab):
 
 
 @kernel
-def copy_dirty(slabs, hand, want, max_scan, any_ref, space, words, geo, buffer, rows, updates, old, out):
+def copy_dirty(
+    slabs, hand, want, max_scan, any_ref, space, words, geo, buffer, rows, updates, old, out
+):
     """Copies up to `want` dirty records, cold ones first, into `buffer` and marks them copied.
 
     buffer: uint8, (>= want * record_bytes). old: hash of each record's last version on disk.
@@ -271,7 +285,7 @@ def copy_dirty(slabs, hand, want, max_scan, any_ref, space, words, geo, buffer, 
             words[meta + 1] = word & ~REF
             continue
         record = record_of(frame, geo)
-        buffer[found * nbytes : (found + 1) * nbytes] = space[record : record + nbytes]
+        copy_bytes(space, record, buffer, found * nbytes, nbytes)
         rows[found] = words[meta] & ROW_MASK
         updates[found] = word >> UPDATE_SHIFT
         old[found] = words[meta + 3]
@@ -342,9 +356,9 @@ def copy_field(worker, start, stop, source, space, field_at, initial, out):
     for i in range(start, stop):
         at = source[i]
         if at >= 0:
-            out[i, :] = space[at + field_at : at + field_at + nbytes]
+            copy_bytes(space, at + field_at, out[i], 0, nbytes)
         elif at == -1:
-            out[i, :] = initial[field_at : field_at + nbytes]
+            copy_bytes(initial, field_at, out[i], 0, nbytes)
 
 
 @kernel
@@ -352,8 +366,7 @@ def copy_fetched_field(which, records, record_bytes, field_at, out):
     """The same for records that were read from disk into `records`."""
     nbytes = out.shape[1]
     for k in range(which.size):
-        at = k * record_bytes + field_at
-        out[which[k], :] = records[at : at + nbytes]
+        copy_bytes(records, k * record_bytes + field_at, out[which[k]], 0, nbytes)
 
 
 @kernel
@@ -363,8 +376,7 @@ def scatter_field(worker, start, stop, index, offset, word, values, order, field
     for i in range(start, stop):
         words[index[i]] = word
         fence()
-        at = offset[i] + field_at
-        space[at : at + nbytes] = values[order[i], :]
+        copy_bytes(values[order[i]], 0, space, offset[i] + field_at, nbytes)
 
 
 @kernel
@@ -425,3 +437,48 @@ def count_states(slabs, words, geo):
             else:
                 dirty += 1
     return free, clean, dirty
+
+
+@register_warmup
+def _warm_up() -> None:
+    """Calls every kernel once, with the types of real calls, on a slab of its own."""
+    space = np.zeros(SLAB_BYTES, np.uint8)
+    words = space.view(np.int64)
+    geo = np.array([0, 16, 4, 1024], np.int64)
+    location = np.zeros(4, np.int64)
+    check = np.zeros(4, np.uint32)
+    rows = np.arange(2, dtype=np.int64)
+    index, offset, out, zeros = (np.zeros(2, np.int64) for _ in range(4))
+    slabs, hand = np.zeros(1, np.int64), np.zeros(1, np.int64)
+    free = np.arange(4, dtype=np.int64)
+    initial = np.zeros(16, np.uint8)
+    field = np.zeros((2, 8), np.uint8)
+    buffer = np.zeros(32, np.uint8)
+
+    lookup(0, 0, 2, rows, location, words, geo, index, offset, np.zeros((1, 2), np.int64))
+    reserve(free, 4, 2, words, geo, out)
+    record_offsets(out, geo, offset)
+    initialise(out, zeros == 0, space, geo, initial)
+    publish(rows, rows, zeros, out, zeros, location, words, geo, index, offset, out.copy())
+    count_dirty(index, words)
+    change_pins(index, words, 1)
+    change_pins(index, words, -1)
+    scatter_field(0, 0, 2, index, offset, dirty_word(1), field, rows, 0, space, words)
+    copy_dirty(
+        slabs, hand, 2, 8, True, space, words, geo, buffer, rows, zeros, zeros, out,
+    )  # fmt: skip
+    withdraw_copies(out, zeros, words, geo)
+    publish_spill(
+        out, rows, zeros, zeros, zeros, np.zeros(2, np.uint32), check, words, geo, zeros
+    )
+    locate(rows, location, geo, offset)
+    copy_field(0, 0, 2, offset, space, 0, initial, field)
+    copy_fetched_field(rows, buffer, 16, 0, field)
+    evict(slabs, hand, 0, 4, location, words, geo, out)
+    evict_slab(0, location, words, geo, free)
+    without_slab(free, 4, 1)
+    unreserve(out, 0, words, geo, free, 0)
+    clone_locations(0, 2, location, check, words, geo, location.copy(), check.copy())
+    segment_range(zeros)
+    count_segments(zeros, 0, zeros)
+    count_states(slabs, words, geo)

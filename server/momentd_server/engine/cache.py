@@ -1,0 +1,224 @@
+"""The budget: slabs, who has them, and how a request gets the frames it needs."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import numpy as np
+
+from momentd_server.engine.api import Rows
+from momentd_server.engine.table import Table
+from momentd_server.storage import frames
+from momentd_server.storage.space import Space
+from momentd_wire.errors import OutOfMemory
+
+log = logging.getLogger("momentd.cache")
+
+# Slabs kept populated for the next first touches: populating one takes longer than using it.
+READY_SLABS: Final = 32
+# A table that nobody used for so long gives its slabs to whoever asks.
+IDLE_S: Final = 5.0
+_OFFERED_SLABS: Final = 32
+
+
+class SlabStock:
+    """Slabs that no table has: ready ones are populated, raw ones take no memory yet."""
+
+    def __init__(self, space: Space) -> None:
+        self._space = space
+        self._changed = threading.Condition()  # guards the fields below
+        self._ready: deque[int] = deque()
+        self._raw: deque[int] = deque(range(space.slabs))
+        self._to_collapse: deque[int] = deque()
+        self._stopping = False
+        self.total = space.slabs
+        self._thread = threading.Thread(target=self._populate, name="momentd-slabs", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    @property
+    def free(self) -> int:
+        return len(self._ready) + len(self._raw)
+
+    @property
+    def populated(self) -> int:
+        return self.total - len(self._raw)
+
+    def take(self) -> int | None:
+        """A populated slab, or None if every slab has a table."""
+        with self._changed:
+            if self._ready:
+                slab = self._ready.popleft()
+                self._changed.notify_all()
+                return slab
+            if not self._raw:
+                return None
+            slab = self._raw.popleft()
+            self._to_collapse.append(slab)
+        return slab if self._try_populate(slab) else self.take()
+
+    def give(self, slab: int) -> None:
+        """A slab whose frames are all free comes back."""
+        with self._changed:
+            if len(self._ready) < READY_SLABS:
+                self._ready.append(slab)
+                return
+        self._space.release_slab(slab)
+        with self._changed:
+            self._raw.append(slab)
+
+    def _try_populate(self, slab: int) -> bool:
+        """False, and one slab fewer for good, where the kernel has no memory."""
+        try:
+            self._space.populate_slab(slab)
+        except OutOfMemory as error:
+            with self._changed:
+                self.total -= 1
+            log.warning("the cache shrinks to %d slabs: %s", self.total, error)
+            return False
+        return True
+
+    def _populate(self) -> None:
+        """Keeps ready slabs in stock, in the background, and makes them huge pages."""
+        while True:
+            with self._changed:
+                while not self._stopping and not self._to_collapse and not self._wants_one():
+                    self._changed.wait()
+                if self._stopping:
+                    return
+                slab = self._to_collapse.popleft() if self._to_collapse else None
+                raw = self._raw.popleft() if slab is None else None
+            if slab is not None:
+                self._space.collapse_slab(slab)
+            elif raw is not None and self._try_populate(raw):
+                self._space.collapse_slab(raw)
+                with self._changed:
+                    self._ready.append(raw)
+
+    def _wants_one(self) -> bool:
+        return len(self._ready) < READY_SLABS and bool(self._raw)
+
+
+class Cache:
+    """Frames for requests. All methods are jobs of the lane, or called from one."""
+
+    def __init__(
+        self, space: Space, stock: SlabStock, tables: Callable[[], Iterable[Table]]
+    ) -> None:
+        self._space = space
+        self._words = space.words.view(np.int64)
+        self._stock = stock
+        self._tables = tables
+
+    def reserve(self, table: Table, count: int) -> Rows | None:
+        """`count` frames that nobody sees, or None: then the cleaner must free some first."""
+        if table.free_top < count:
+            self._grow(table, count)
+        if table.free_top < count:
+            self._evict(table, count - table.free_top)
+        if table.free_top < count:
+            self._take_over(table, count)
+        if table.free_top < count:
+            return None
+        reserved = np.empty(count, np.int64)
+        frames.reserve(table.free, table.free_top, count, self._words, table.geo, reserved)
+        table.free_top -= count
+        return reserved
+
+    def give_back(self, table: Table, reserved: Rows) -> None:
+        frames.unreserve(
+            reserved, reserved.size, self._words, table.geo, table.free, table.free_top
+        )
+        table.free_top += reserved.size
+
+    def release_all(self, table: Table) -> None:
+        """A dropped table's slabs go back to the stock."""
+        for slab in table.slabs.tolist():
+            self._space.clear_slab_meta(slab, table.geometry)
+            self._stock.give(slab)
+        table.slabs = np.empty(0, np.int64)
+        table.free_top = 0
+        table.dirty = 0
+
+    def short_of_clean(self, table: Table) -> int:
+        """Frames to clean so that the next requests of this table find two batches in stock."""
+        if self._stock.free or not table.slabs.size:
+            return 0
+        clean = table.frames - table.dirty
+        wanted = min(2 * table.demand, table.frames)
+        return max(0, min(wanted - clean, table.dirty))
+
+    def nothing_to_clean(self) -> bool:
+        return not any(table.dirty for table in self._tables())
+
+    def _grow(self, table: Table, count: int) -> None:
+        while table.free_top < count:
+            slab = self._stock.take()
+            if slab is None:
+                return
+            self._give_slab(table, slab)
+
+    def _give_slab(self, table: Table, slab: int) -> None:
+        self._space.clear_slab_meta(slab, table.geometry)
+        table.add_slab(slab)
+
+    def _evict(self, table: Table, count: int) -> None:
+        if not table.slabs.size:
+            return
+        out = table.free[table.free_top :]
+        # Two turns: the first takes reference bits away.
+        table.free_top += frames.evict(
+            table.slabs, table.evict_hand, min(count, out.size), 2 * table.frames,
+            table.location, self._words, table.geo, out,
+        )  # fmt: skip
+
+    def _take_over(self, table: Table, count: int) -> None:
+        """Takes slabs from idle tables, and from those above their fair share."""
+        sharing = sum(1 for other in self._tables() if other.slabs.size or other is table)
+        fair = self._stock.total / max(1, sharing)
+        own_can_do = table.frames >= 2 * count
+        for victim in sorted(self._tables(), key=lambda t: -t.slabs.size):
+            if victim is table or not victim.slabs.size:
+                continue
+            idle = time.monotonic() - victim.last_used_s > IDLE_S
+            if own_can_do and not idle and (table.slabs.size >= fair or victim.slabs.size <= fair):
+                continue
+            self._take_slabs(table, victim, count)
+            if table.free_top >= count:
+                return
+
+    def _take_slabs(self, table: Table, victim: Table, count: int) -> None:
+        # A few slabs a job, in turn: a job of the lane is short.
+        first = victim.slabs_offered % victim.slabs.size
+        victim.slabs_offered = first + _OFFERED_SLABS
+        for slab in np.roll(victim.slabs, -first)[:_OFFERED_SLABS].tolist():
+            missing = count - table.free_top
+            promised = sum(len(t.slabs_to_clean) for t in self._tables()) * table.geometry.frames
+            if missing <= 0:
+                return
+            freed = np.empty(victim.geometry.frames, np.int64)
+            evicted, dirty, pinned = frames.evict_slab(
+                slab, victim.location, self._words, victim.geo, freed
+            )
+            if dirty == 0 and pinned == 0:
+                victim.free_top = frames.without_slab(victim.free, victim.free_top, slab)
+                victim.remove_slab(slab)
+                self._give_slab(table, slab)
+                continue
+            victim.free[victim.free_top : victim.free_top + evicted] = freed[:evicted]
+            victim.free_top += evicted
+            if pinned == 0 and promised < missing:
+                victim.slabs_to_clean.add(slab)

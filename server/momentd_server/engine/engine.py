@@ -1,0 +1,626 @@
+"""The engine: one store with its cache, rules and sessions. See engine/api.py for its promises."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+
+from momentd_server import rules
+from momentd_server.config import ServeConfig
+from momentd_server.engine.api import (
+    EngineInfo,
+    EngineStats,
+    EngineTotals,
+    GatherOutcome,
+    OpenMode,
+    Progress,
+    Rows,
+    TableBatch,
+    TableOutcome,
+    TableView,
+)
+from momentd_server.engine.cache import Cache, SlabStock
+from momentd_server.engine.lane import Lane
+from momentd_server.engine.lifecycle import BASE_BYTES, Tables
+from momentd_server.engine.sessions import Session, Sessions
+from momentd_server.engine.spill import Cleaner
+from momentd_server.engine.table import Table
+from momentd_server.engine.touch import Touch, Toucher
+from momentd_server.jit import Pool
+from momentd_server.obs import machine
+from momentd_server.schema import Schema
+from momentd_server.storage import frames
+from momentd_server.storage.catalog import Catalog, DropSession, Put
+from momentd_server.storage.datadir import DataDir
+from momentd_server.storage.diskio import ReadPool, aligned_buffer
+from momentd_server.storage.segments import SegmentStore
+from momentd_server.storage.space import SLAB_BYTES, Space
+from momentd_wire.errors import (
+    DaemonUnavailable,
+    InvalidArgument,
+    MomentdError,
+    OutOfMemory,
+    RowOutOfRange,
+    StateRolledBack,
+    TableInUse,
+)
+
+log = logging.getLogger("momentd.engine")
+
+# Rows whose results are announced together: fewer would cost more in hand-offs than overlap wins.
+_PROGRESS_ROWS: Final = 4096
+_LEAST_ROWS: Final = 512
+# Cold rows of a gather are read through a buffer of this size.
+_GATHER_BYTES: Final = 16 << 20
+_PREFETCH_QUEUE: Final = 16
+# What an orderly stop is expected to write a second, until it was measured.
+_WRITE_BYTES_PER_S: Final = 500e6
+
+State = Literal["starting", "serving", "draining", "failed"]
+
+
+@dataclass(slots=True)
+class _Planned:
+    """One table of an update, checked."""
+
+    batch: TableBatch
+    table: Table
+    rule: rules.Rule
+    input: rules.Batch
+    touch: Touch
+    out_rows: Rows
+
+
+class LocalEngine:
+    """The engine over a data directory. Make it with `start`."""
+
+    def __init__(
+        self, config: ServeConfig, datadir: DataDir, catalog: Catalog, space: Space
+    ) -> None:
+        self._config = config
+        self._datadir = datadir
+        self._catalog = catalog
+        self._space = space
+        self._words = space.words.view(np.int64)
+        self._lane = Lane()
+        self._store = SegmentStore(datadir, catalog.allocate_segment)
+        self._readers = ReadPool(config.read_threads)
+        self._pool = Pool(config.worker_threads)
+        self._stock = SlabStock(space)
+        self._cache = Cache(space, self._stock, self._all_tables)
+        self.tables = Tables(space, self._lane, self._cache, catalog, self._store)
+        limit = space.slabs * SLAB_BYTES // 4
+        self._cleaner = Cleaner(
+            self._lane, self._cache, self.tables.spiller, self._all_tables, self._progressed
+        )
+        self._toucher = Toucher(
+            space, self._lane, self._pool, self._cache, self._cleaner, self._store, self._readers,
+            limit,
+        )  # fmt: skip
+        self.sessions = Sessions(config.max_sessions, config.attach_grace_s)
+        self.info = EngineInfo(
+            store_id=datadir.store_id,
+            engine_epoch=int(space.header["engine_epoch"][0]),
+            data_dir=str(datadir.path),
+            cache_bytes=config.cache_bytes,
+            request_record_bytes=limit,
+        )
+        self._scratch = threading.local()
+        self._prefetches: queue.Queue[tuple[int, int, Rows] | None] = queue.Queue(_PREFETCH_QUEUE)
+        self._prefetcher = threading.Thread(
+            target=self._prefetch_loop, name="momentd-prefetch", daemon=True
+        )
+        self._work = threading.Condition()  # guards the two fields below
+        self._requests = 0
+        self.state: State = "starting"
+        self._stop_lock = threading.Lock()
+        self._stopped = False
+
+    # ------------------------------------------------------------------------------ life
+
+    @classmethod
+    def start(cls, config: ServeConfig) -> LocalEngine:
+        """Open the data directory and bring back what the last stop left.
+
+        Raises OutOfMemory for a cache that does not fit, and what opening raises.
+        """
+        _check_cache(config.cache_bytes)
+        datadir = DataDir.open(config.data_dir, allow_network=config.allow_network_fs)
+        try:
+            catalog = Catalog.open(datadir)
+            space = Space.create(config.cache_bytes, engine_epoch=catalog.next_epoch())
+            engine = cls(config, datadir, catalog, space)
+            engine._recover()
+        except BaseException:
+            datadir.close()
+            raise
+        engine._stock.start()
+        engine._cleaner.start()
+        engine._prefetcher.start()
+        engine.state = "serving"
+        return engine
+
+    def _recover(self) -> None:
+        saved = self._catalog.sessions()
+        self.sessions.restore(saved)
+        self.tables.recover(session.id for session in self.sessions.all())
+        if saved:
+            # They described a stop; from now on they would be out of date.
+            self._catalog.commit([DropSession(record.session) for record in saved])
+        for session in self.sessions.all():
+            session.tables = {t.id for t in self._all_tables() if t.record.owner == session.id}
+            for table_id in session.tables:
+                self.tables.get(table_id).openers.add(session.id)
+
+    def stop(self, *, discard: bool = False) -> None:
+        with self._work:
+            self.state = "draining"
+            while self._requests:
+                self._work.wait()
+        with self._stop_lock:
+            if self._stopped:
+                return
+            self._stopped = True
+            self._prefetches.put(None)
+            self._prefetcher.join()
+            self._cleaner.stop()
+            self._stock.stop()
+            if not discard:
+                self.tables.flush(self._all_tables())
+                self._catalog.commit([Put(record) for record in self.sessions.save()])
+
+    def close(self) -> None:
+        """Release everything after `stop`. Nothing of the engine may be used afterwards."""
+        self._pool.close()
+        self._readers.close()
+        self._store.close()
+        self._catalog.close()
+        self._datadir.close()
+        self._space.close()
+
+    def _all_tables(self) -> list[Table]:
+        return self.tables.all()
+
+    def _progressed(self) -> None:
+        self._toucher.notify()
+
+    @contextlib.contextmanager
+    def _request(self) -> Iterator[None]:
+        with self._work:
+            if self.state not in ("serving", "starting"):
+                raise DaemonUnavailable(
+                    "the daemon is stopping: nothing was changed; try again when it is back"
+                )
+            self._requests += 1
+        try:
+            yield
+        finally:
+            with self._work:
+                self._requests -= 1
+                if not self._requests:
+                    self._work.notify_all()
+
+    # ------------------------------------------------------------------------------ tables
+
+    def open_table(
+        self, session: Session, *, name: str | None, label: str, schema: Schema, run: str,
+        mode: OpenMode,
+    ) -> tuple[TableView, bool]:  # fmt: skip
+        with self._request():
+            table, created = self.tables.open(session, name, label, schema, run, mode)
+            return self._view(table), created
+
+    def get_table(self, *, id: int | None = None, name: str | None = None) -> TableView:  # noqa: A002
+        table = self.tables.by_name(name) if name is not None else self.tables.get(id or 0)
+        return self._view(table)
+
+    def list_tables(self, run: str | None = None) -> list[TableView]:
+        tables = sorted(self._all_tables(), key=lambda table: table.id)
+        return [self._view(t) for t in tables if run is None or t.record.run == run]
+
+    def drop_tables(
+        self, session: Session | None, *, ids: Sequence[int], run: str | None, force: bool
+    ) -> int:
+        with self._request():
+            if run is not None:
+                tables = [t for t in self._all_tables() if t.record.run == run]
+            else:
+                tables = [self.tables.get(table_id) for table_id in dict.fromkeys(ids)]
+            if not force:
+                for table in tables:
+                    self._check_unused(table, session)
+            self._drop(tables)
+            return len(tables)
+
+    def _check_unused(self, table: Table, session: Session | None) -> None:
+        own = session.id if session else None
+        for other in self.sessions.all():
+            if other.id in table.openers and other.id != own:
+                raise TableInUse(
+                    f"table {table.record.name or table.id} is used by process {other.pid} "
+                    f"(session {other.short_id}): stop it first, or drop with --force",
+                    table=table.id,
+                )
+
+    def _drop(self, tables: Sequence[Table]) -> None:
+        for session in self.sessions.all():
+            session.tables.difference_update(table.id for table in tables)
+        self.tables.drop(tables)
+        self._progressed()
+
+    def clone_table(
+        self, session: Session, *, id: int, generation: int, name: str | None, label: str, run: str,  # noqa: A002
+    ) -> TableView:  # fmt: skip
+        with self._request():
+            source = self.tables.enter(id, generation)
+            source.gate.leave()
+            return self._view(self.tables.clone(session, source, name, label, run))
+
+    def end_session(self, session_id: bytes) -> None:
+        with contextlib.suppress(DaemonUnavailable), self._request():
+            # While stopping, its tables are dropped by the next start: the session is not saved.
+            self._drop([t for t in self._all_tables() if t.record.owner == session_id])
+
+    def flush(self, ids: Sequence[int]) -> int:
+        with self._request():
+            return self.tables.flush([self.tables.get(i) for i in ids] or self._all_tables())
+
+    def _view(self, table: Table) -> TableView:
+        return table.view(self.info.request_record_bytes)
+
+    # ------------------------------------------------------------------------------ update
+
+    def update(
+        self, tables: Sequence[TableBatch], progress: Progress | None = None
+    ) -> list[TableOutcome]:
+        began = time.perf_counter()
+        with self._request(), self._entered([(b.id, b.generation) for b in tables]) as entered:
+            pairs = enumerate(zip(tables, entered, strict=True))
+            planned = [self._plan(i, batch, table) for i, (batch, table) in pairs]
+            outcomes = self._toucher.run(
+                [item.touch for item in planned], lambda: self._apply(planned, progress)
+            )
+        elapsed = time.perf_counter() - began
+        for item in planned:
+            counters = item.table.counters
+            counters.updates += 1
+            counters.rows_updated.add(item.touch.rows.size)
+            counters.latency.add(elapsed)
+        return outcomes
+
+    @contextlib.contextmanager
+    def _entered(self, wanted: Sequence[tuple[int, int]]) -> Iterator[list[Table]]:
+        """The tables, entered in order of id: so that nobody waits in a circle."""
+        by_id: dict[int, Table] = {}
+        try:
+            for table_id, generation in sorted(wanted):
+                if table_id in by_id:
+                    raise InvalidArgument(f"table {table_id} is in the request twice: merge them")
+                by_id[table_id] = self.tables.enter(table_id, generation)
+            yield [by_id[table_id] for table_id, _ in wanted]
+        finally:
+            for table in by_id.values():
+                table.gate.leave()
+
+    def _scratch_at(self, position: int) -> rules.Scratch:
+        """Plan memory of this thread, one for each table of a request."""
+        scratches: list[rules.Scratch] = self._scratch.__dict__.setdefault("plans", [])
+        while len(scratches) <= position:
+            scratches.append(rules.Scratch())
+        return scratches[position]
+
+    def _plan(self, position: int, batch: TableBatch, table: Table) -> _Planned:
+        """Everything about one table that can be refused, before anything changes."""
+        schema = table.schema
+        plan = rules.plan(batch.rows, table.rows, self._scratch_at(position))
+        distinct = plan.distinct
+        values = batch.out_values
+        if values is None and batch.result != "none":
+            values = np.empty((distinct, schema.width), schema.state_dtype)
+        rule = rules.get(schema.rule)
+        checked = rules.Batch(
+            plan, batch.grads, batch.mask, batch.weights, values, batch.out_factors, batch.result
+        )
+        # The counter only grows, so a step that is fine for the next one is fine later.
+        rule.check_batch(schema, checked, batch.hyper, batch.step or table.step + 1)
+        out_rows = batch.out_rows
+        if out_rows is None:
+            out_rows = np.empty(distinct, np.int64)
+        if out_rows.size < distinct:
+            raise InvalidArgument(
+                f"the place for {out_rows.size} result rows is too small for {distinct} distinct "
+                "rows",
+                argument="result_rows",
+            )
+        out_rows[:distinct] = plan.unique
+        return _Planned(batch, table, rule, checked, Touch(table, plan.unique), out_rows)
+
+    def _apply(
+        self, planned: Sequence[_Planned], progress: Progress | None
+    ) -> list[TableOutcome]:
+        """The job of an update. Raises only before the first row changes."""
+        for item in planned:
+            _check_number(item.table, item.batch.expected_update_number)
+        return [self._apply_one(i, item, progress) for i, item in enumerate(planned)]
+
+    def _apply_one(
+        self, position: int, item: _Planned, progress: Progress | None
+    ) -> TableOutcome:
+        table, batch, touch = item.table, item.batch, item.touch
+        number = table.update_number + 1
+        step = batch.step if batch.step is not None else table.step + 1
+        workers = self._pool.threads
+        records = rules.Records(
+            space=self._space.bytes,
+            words=self._space.words,
+            frame_index=touch.index,
+            frame_offset=touch.offset,
+            word=frames.dirty_word(number),
+            undo=self._space.undo(workers, table.geometry.record_bytes),
+            progress=self._space.progress[:workers],
+            schema=table.schema,
+        )
+        rows = touch.rows.size
+        chunk = _PROGRESS_ROWS if progress else max(rows, 1)
+        for start in range(0, rows, chunk):
+            stop = min(start + chunk, rows)
+            item.rule.apply(self._pool, records, item.input, batch.hyper, step, start, stop)
+            if progress:
+                progress(position, stop, rows)
+        table.dirty += rows - touch.dirty
+        table.block["update_number"] = number
+        table.block["step"] = step
+        values, factors = item.input.out_values, item.input.out_factors
+        return TableOutcome(
+            step=step,
+            update_number=number,
+            rows=rows,
+            out_rows=item.out_rows[:rows],
+            out_values=None if values is None else values[:rows],
+            out_factors=None if factors is None else factors[:rows],
+        )
+
+    # ------------------------------------------------------------------------------ rows
+
+    def gather(
+        self, *, id: int, generation: int, rows: Rows | None, range: tuple[int, int] | None,  # noqa: A002
+        fields: Sequence[str], outs: Sequence[np.ndarray] | None,
+    ) -> GatherOutcome:  # fmt: skip
+        with self._request(), self._entered([(id, generation)]) as (table,):
+            wanted = _wanted_rows(table, rows, range)
+            chosen = _fields(table.schema, fields)
+            specs = [table.schema.fields[k] for k in chosen]
+            if outs is None:
+                outs = [np.empty((wanted.size, f.width), f.dtype) for f in specs]
+            views = [out[: wanted.size].view(np.uint8).reshape(wanted.size, -1) for out in outs]
+            offsets = [table.schema.offsets[k] for k in chosen]
+            step, number = self._gather(table, wanted, offsets, views)
+            values = [out[: wanted.size] for out in outs]
+            return GatherOutcome(step, number, tuple(specs), values)
+
+    def _gather(
+        self, table: Table, rows: Rows, offsets: Sequence[int], outs: Sequence[np.ndarray]
+    ) -> tuple[int, int]:
+        """One cut: what is in frames is copied in one job, slots do not change afterwards."""
+        source = np.empty(rows.size, np.int64)
+        with self._lane:
+            slots = frames.locate(rows, table.location, table.geo, source)
+            for at, out in zip(offsets, outs, strict=True):
+                self._pool.run(
+                    frames.copy_field, rows.size, source, self._space.bytes, at, table.initial,
+                    out, least=_LEAST_ROWS,
+                )  # fmt: skip
+            step, number = table.step, table.update_number
+            if slots:
+                table.reading += 1
+                cold = np.flatnonzero(source < -1)
+                checks = table.check[rows[cold]]
+        if slots:
+            try:
+                self._gather_cold(table, rows, -2 - source[cold], cold, checks, offsets, outs)
+            finally:
+                with self._lane:
+                    table.reading -= 1
+        return step, number
+
+    def _gather_cold(
+        self, table: Table, rows: Rows, slots: Rows, cold: Rows, checks: np.ndarray,
+        offsets: Sequence[int], outs: Sequence[np.ndarray],
+    ) -> None:  # fmt: skip
+        record_bytes = table.geometry.record_bytes
+        at_once = max(1, _GATHER_BYTES // record_bytes)
+        records = aligned_buffer(min(at_once, cold.size) * record_bytes)
+        for start in range(0, cold.size, at_once):
+            part = slice(start, start + at_once)
+            which = cold[part]
+            places = np.arange(which.size, dtype=np.int64) * record_bytes
+            self._toucher.read_slots(
+                table, rows[which], slots[part], checks[part], records, places
+            )
+            for at, out in zip(offsets, outs, strict=True):
+                frames.copy_fetched_field(which, records, record_bytes, at, out)
+
+    def scatter(
+        self, *, id: int, generation: int, rows: Rows | None, range: tuple[int, int] | None,  # noqa: A002
+        fields: Sequence[str], values: Sequence[np.ndarray], step: int | None,
+    ) -> tuple[int, int]:  # fmt: skip
+        with self._request(), self._entered([(id, generation)]) as (table,):
+            wanted = _wanted_rows(table, rows, range)
+            chosen = _fields(table.schema, fields)
+            if len(values) != len(chosen):
+                raise InvalidArgument(f"{len(values)} arrays are given for {len(chosen)} fields")
+            views = [
+                _field_bytes(table.schema, k, array, wanted.size)
+                for k, array in zip(chosen, values, strict=True)
+            ]
+            plan = rules.plan(wanted, table.rows, self._scratch_at(0))
+            if plan.distinct != plan.sent:
+                twice = int(plan.unique[np.flatnonzero(np.diff(plan.starts) > 1)[0]])
+                raise InvalidArgument(f"row {twice} is given twice: a scatter takes distinct rows")
+            touch = Touch(table, plan.unique)
+            offsets = [table.schema.offsets[k] for k in chosen]
+            return self._toucher.run(
+                [touch], lambda: self._write_rows(touch, plan.order, offsets, views, step)
+            )
+
+    def _write_rows(
+        self, touch: Touch, order: Rows, offsets: Sequence[int], views: Sequence[np.ndarray],
+        step: int | None,
+    ) -> tuple[int, int]:  # fmt: skip
+        table = touch.table
+        number = table.update_number + 1
+        for at, view in zip(offsets, views, strict=True):
+            self._pool.run(
+                frames.scatter_field, touch.rows.size, touch.index, touch.offset,
+                frames.dirty_word(number), view, order, at, self._space.bytes, self._words,
+                least=_LEAST_ROWS,
+            )  # fmt: skip
+        table.dirty += touch.rows.size - touch.dirty
+        table.block["update_number"] = number
+        if step is not None:
+            table.block["step"] = step
+        return table.step, number
+
+    def prefetch(self, *, id: int, generation: int, rows: Rows) -> int:  # noqa: A002
+        with self._request(), self._entered([(id, generation)]) as (table,):
+            wanted = rules.plan(rows, table.rows, self._scratch_at(0)).unique.copy()
+            source = np.empty(wanted.size, np.int64)
+            with self._lane:
+                frames.locate(wanted, table.location, table.geo, source)
+                clean = self._stock.free * table.geometry.frames + table.frames - table.dirty
+            # Look-ahead takes at most a quarter of what is clean: it must not push out what is hot.
+            wanted = wanted[source < -1][: max(clean // 4, 0)]
+            if wanted.size:
+                try:
+                    self._prefetches.put_nowait((id, generation, wanted))
+                except queue.Full:
+                    return 0
+            return wanted.size
+
+    def _prefetch_loop(self) -> None:
+        while (item := self._prefetches.get()) is not None:
+            table_id, generation, rows = item
+            try:
+                with self._request(), self._entered([(table_id, generation)]) as (table,):
+                    self._toucher.prefetch(Touch(table, rows))
+            except MomentdError as error:
+                # Whoever needs the rows reads them again and gets the error.
+                log.info("prefetch of table %d: %s", table_id, error)
+            except Exception:
+                log.exception("prefetch of table %d failed", table_id)
+
+    # ------------------------------------------------------------------------------ stats
+
+    def stats(self, run: str | None = None) -> EngineStats:
+        if self._stopped:
+            raise DaemonUnavailable("the daemon has stopped")
+        tables = sorted(self._all_tables(), key=lambda table: table.id)
+        limit = self.info.request_record_bytes
+        each = [t.stats(limit) for t in tables if run is None or t.record.run == run]
+        return EngineStats(self._totals(tables), each)
+
+    def _totals(self, tables: Sequence[Table]) -> EngineTotals:
+        segments = {s.id: s for table in tables for s in list(table.segments.values())}
+        dirty_bytes = sum(t.dirty * t.geometry.record_bytes for t in tables)
+        return EngineTotals(
+            state=self.state,
+            cache_bytes=self._config.cache_bytes,
+            cache_used_bytes=self._stock.populated * SLAB_BYTES,
+            slabs=self._stock.total,
+            slabs_free=self._stock.free,
+            frames=sum(t.frames for t in tables),
+            frames_dirty=sum(t.dirty for t in tables),
+            location_bytes=sum(t.rows * 12 for t in tables),
+            space_bytes=self._space.allocated_bytes(),
+            segments=len(segments),
+            disk_bytes=sum(s.reserved for s in segments.values()),
+            disk_free_bytes=self._datadir.free_bytes(),
+            bytes_read=sum(t.counters.bytes_read for t in tables),
+            bytes_written=sum(t.counters.bytes_written for t in tables),
+            page_cache_bytes=self._store.page_cache_bytes(),
+            direct_io=self._store.direct_io,
+            drain_s=dirty_bytes / _WRITE_BYTES_PER_S,
+        )
+
+
+def _check_cache(cache_bytes: int) -> None:
+    available = machine.memory_available_bytes()
+    needed = cache_bytes + BASE_BYTES
+    if needed > available:
+        raise OutOfMemory(
+            f"a cache of {cache_bytes >> 20} MiB and {BASE_BYTES >> 20} MiB for the daemon itself "
+            f"do not fit: {available >> 20} MiB of memory are available to this machine or "
+            f"cgroup; use --cache {max(16, (available - BASE_BYTES) * 3 // 4 >> 20)}MiB or less",
+            needed_bytes=needed,
+            available_bytes=available,
+        )
+
+
+def _check_number(table: Table, expected: int | None) -> None:
+    if expected is not None and expected != table.update_number:
+        raise StateRolledBack(
+            f"table {table.id} is at update {table.update_number}, the caller expects {expected}: "
+            "it was updated by somebody else, or the daemon went back to an earlier state",
+            table=table.id,
+            update_number=table.update_number,
+            expected=expected,
+        )
+
+
+def _wanted_rows(table: Table, rows: Rows | None, span: tuple[int, int] | None) -> Rows:
+    """A private, checked copy of the row ids. Raises RowOutOfRange."""
+    if span is not None:
+        start, count = span
+        if start < 0 or count < 0 or start + count > table.rows:
+            raise RowOutOfRange(
+                f"rows [{start}, {start + count}) reach beyond [0, {table.rows})",
+                row=start + count,
+                rows=table.rows,
+            )
+        return np.arange(start, start + count, dtype=np.int64)
+    if rows is None:
+        raise InvalidArgument("neither row ids nor a range of rows is given")
+    private = rows.copy()
+    bad = np.flatnonzero((private < 0) | (private >= table.rows))
+    if bad.size:
+        position = int(bad[0])
+        raise RowOutOfRange(
+            f"row id {private[position]} at position {position} is outside [0, {table.rows}); "
+            "nothing was read or changed",
+            row=int(private[position]),
+            position=position,
+            rows=table.rows,
+        )
+    return private
+
+
+def _fields(schema: Schema, names: Sequence[str]) -> list[int]:
+    """Positions of the named fields; all if none is named. Raises InvalidArgument."""
+    known = [field.name for field in schema.fields]
+    if not names:
+        return list(range(len(known)))
+    for name in names:
+        if name not in known:
+            raise InvalidArgument(f"there is no field {name!r}; the table has {', '.join(known)}")
+    return [known.index(name) for name in names]
+
+
+def _field_bytes(schema: Schema, position: int, values: np.ndarray, rows: int) -> np.ndarray:
+    """Values of one field as uint8, (rows, field bytes). Raises InvalidArgument."""
+    field = schema.fields[position]
+    if values.shape != (rows, field.width) or values.dtype != np.dtype(field.dtype):
+        raise InvalidArgument(
+            f"field {field.name!r} takes {field.dtype} of shape ({rows}, {field.width}), not "
+            f"{values.dtype} of shape {values.shape}"
+        )
+    return np.ascontiguousarray(values).view(np.uint8).reshape(rows, field.nbytes)
+
+

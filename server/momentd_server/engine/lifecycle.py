@@ -1,0 +1,367 @@
+"""Which tables exist: start, create, open, clone, drop, flush, stop. Existence is the catalog's."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from momentd_server import rules
+from momentd_server.engine.api import OpenMode
+from momentd_server.engine.cache import Cache
+from momentd_server.engine.lane import Lane
+from momentd_server.engine.sessions import Session
+from momentd_server.engine.spill import Spiller
+from momentd_server.engine.table import Table
+from momentd_server.obs import machine
+from momentd_server.schema import MAX_RECORD_BYTES, Schema
+from momentd_server.storage import frames, recovery
+from momentd_server.storage.catalog import Catalog, DropTable, Manifest, Put, TableRecord
+from momentd_server.storage.segments import SegmentStore
+from momentd_server.storage.space import MAX_TABLES, Space, extent_bytes
+from momentd_wire.errors import (
+    InvalidArgument,
+    LimitExceeded,
+    OutOfMemory,
+    SchemaMismatch,
+    StateRolledBack,
+    TableInUse,
+    TableNotFound,
+)
+
+log = logging.getLogger("momentd.tables")
+
+_CLONE_ROWS: Final = 1 << 18  # a job of the lane copies so many locations in about 1 ms
+# What the daemon needs beside cache and locations.
+BASE_BYTES: Final = 300 << 20
+
+
+class Tables:
+    """The registry of open tables. Thread-safe."""
+
+    def __init__(
+        self, space: Space, lane: Lane, cache: Cache, catalog: Catalog, store: SegmentStore
+    ) -> None:
+        self._space = space
+        self._words = space.words.view(np.int64)
+        self._lane = lane
+        self._cache = cache
+        self._catalog = catalog
+        self._store = store
+        self._lock = threading.Lock()  # guards the three fields below; never held while waiting
+        self._by_id: dict[int, Table] = {}
+        self._by_name: dict[str, Table] = {}
+        self._segment_users: dict[int, set[int]] = {}
+        self._naming = threading.Lock()  # one named table is opened or created at a time
+        self.spiller = Spiller(space, lane, store, self._release)
+
+    # ------------------------------------------------------------------------------ reading
+
+    def all(self) -> list[Table]:
+        with self._lock:
+            return list(self._by_id.values())
+
+    def get(self, table_id: int) -> Table:
+        table = self._by_id.get(table_id)
+        if table is None:
+            raise TableNotFound(
+                f"there is no table {table_id} (any more): it was dropped, or its session ended; "
+                "`momentd tables` lists what exists",
+                table=table_id,
+            )
+        return table
+
+    def by_name(self, name: str) -> Table:
+        table = self._by_name.get(name)
+        if table is None:
+            raise TableNotFound(f"there is no table named {name!r}", name=name)
+        return table
+
+    def enter(self, table_id: int, generation: int) -> Table:
+        """The table, entered: the caller leaves its gate. Raises for another generation."""
+        table = self.get(table_id)
+        if generation != table.generation:
+            raise StateRolledBack(
+                f"table {table_id} is of generation {table.generation}, the request names "
+                f"{generation}: the daemon went back to an earlier state; open the table again, "
+                "and load the checkpoint you want to continue from",
+                table=table_id,
+                generation=table.generation,
+            )
+        table.gate.enter()
+        return table
+
+    def location_bytes(self) -> int:
+        return sum(extent_bytes(table.rows) for table in self.all())
+
+    # ------------------------------------------------------------------------------ start
+
+    def recover(self, kept_sessions: Iterable[bytes]) -> None:
+        """What the catalog says, after a start whose memory was not inherited.
+
+        Named tables come back as of their last commit, unnamed ones only with a session that an
+        orderly stop saved. The first act is a new generation of each, committed durably.
+        """
+        kept = set(kept_sessions)
+        records = self._catalog.tables()
+        staying = [r for r in records if r.name is not None or r.owner in kept]
+        changes: list[Put | DropTable] = [Put(self._next_generation(r)) for r in staying]
+        going = {r.id for r in records} - {r.id for r in staying}
+        changes += [DropTable(table_id) for table_id in sorted(going)]
+        if changes:
+            self._catalog.commit(changes)
+        if going:
+            log.info("dropped %d tables of sessions that are gone", len(going))
+        renewed = [change.record for change in changes if isinstance(change, Put)]
+        recovery.delete_unlisted(
+            self._store, [(r.family, r.manifest) for r in renewed if isinstance(r, TableRecord)]
+        )
+        for record in renewed:
+            assert isinstance(record, TableRecord)
+            self._bring_back(record)
+
+    def _next_generation(self, record: TableRecord) -> TableRecord:
+        generation = self._catalog.allocate_generation(record.family)
+        return replace(record, manifest=replace(record.manifest, generation=generation))
+
+    def _bring_back(self, record: TableRecord) -> None:
+        table = self._make(record)
+        manifest = record.manifest
+        began = time.perf_counter()
+        result = recovery.rebuild(
+            self._store, record.family, manifest, record.schema,
+            table.location.view(np.uint64), table.check,
+        )  # fmt: skip
+        table.live = dict(result.live_records)
+        table.rows_touched = result.rows_touched
+        table.segments = {s: self._store.get(s) for s, _ in manifest.segments}
+        self._register(table)
+        log.info(
+            "table %d: %d rows found in %d records, %.2f s",
+            table.id, result.rows_touched, result.records_read, time.perf_counter() - began,
+        )  # fmt: skip
+
+    # ------------------------------------------------------------------------------ create, open
+
+    def open(
+        self, session: Session, name: str | None, label: str, schema: Schema, run: str,
+        mode: OpenMode,
+    ) -> tuple[Table, bool]:  # fmt: skip
+        rules.get(schema.rule).check_schema(schema)
+        _check_record(schema)
+        if name is None:
+            return self._create(session, None, label, schema, run), True
+        with self._naming:
+            existing = self._by_name.get(name)
+            if existing is not None:
+                _check_existing(existing, schema, mode)
+                existing.openers.add(session.id)
+                return existing, False
+            if mode == "open":
+                raise TableNotFound(f"there is no table named {name!r}", name=name)
+            return self._create(session, name, label, schema, run), True
+
+    def _create(
+        self, session: Session, name: str | None, label: str, schema: Schema, run: str
+    ) -> Table:
+        family = self._catalog.allocate_family()
+        record = TableRecord(
+            id=self._catalog.allocate_table(), family=family, layout=1, name=name, label=label,
+            run=run, schema=schema, created_s=time.time(),
+            owner=None if name is not None else session.id,
+            manifest=Manifest(self._catalog.allocate_generation(family), 0, 0),
+        )  # fmt: skip
+        table = self._make(record)
+        self._commit_new(table, session)
+        return table
+
+    def _commit_new(self, table: Table, session: Session) -> None:
+        try:
+            self._catalog.commit([Put(table.record)])
+        except BaseException:
+            self._unmake(table)
+            raise
+        self._register(table)
+        table.openers.add(session.id)
+        if table.record.owner is not None:
+            session.tables.add(table.id)
+
+    def _make(self, record: TableRecord) -> Table:
+        """A table in the space, in no registry. Raises OutOfMemory, LimitExceeded."""
+        rows = record.schema.rows
+        self._check_memory(rows)
+        with self._lane:
+            free = np.flatnonzero(self._space.tables["id"] == 0)
+            if not free.size:
+                raise LimitExceeded(
+                    f"{MAX_TABLES} tables are open, which is the limit: drop some "
+                    "(`momentd runs prune`)",
+                    limit=MAX_TABLES,
+                )
+            block = self._space.tables[free[0]]
+            block["location_at"], block["check_at"] = self._space.allocate_rows(rows)
+            block["rows"] = rows
+            block["record_bytes"] = record.schema.record_bytes
+            block["generation"] = record.manifest.generation
+            block["update_number"] = record.manifest.update_number
+            block["step"] = record.manifest.step
+            block["id"] = record.id
+            return Table(self._space, record, int(free[0]))
+
+    def _check_memory(self, rows: int) -> None:
+        needed = extent_bytes(rows)
+        cache_bytes = self._space.slabs * (2 << 20)
+        room = machine.memory_limit_bytes() - cache_bytes - BASE_BYTES - self.location_bytes()
+        if needed > room:
+            raise OutOfMemory(
+                f"a table of {rows} rows needs {needed >> 20} MiB of memory for its locations "
+                f"(12 bytes a row); {max(room, 0) >> 20} MiB are left beside the cache of "
+                f"{cache_bytes >> 20} MiB: use fewer rows, a smaller --cache, or a larger machine",
+                needed_bytes=needed,
+            )
+
+    def _register(self, table: Table) -> None:
+        with self._lock:
+            self._by_id[table.id] = table
+            if table.record.name is not None:
+                self._by_name[table.record.name] = table
+            for segment in table.segments:
+                self._segment_users.setdefault(segment, set()).add(table.id)
+
+    def _unmake(self, table: Table) -> None:
+        with self._lane:
+            self._cache.release_all(table)
+            table.block["id"] = 0
+            self._space.free_rows(table.location_at, table.rows)
+
+    # ------------------------------------------------------------------------------ clone
+
+    def clone(
+        self, session: Session, source: Table, name: str | None, label: str, run: str
+    ) -> Table:
+        """A copy that shares the source's segments and writes its own.
+
+        Updates of the source wait until the copy is made.
+        """
+        with self._naming, source.gate.alone():
+            if name is not None and name in self._by_name:
+                raise TableInUse(f"a table named {name!r} exists already", name=name)
+            self.spiller.spill_all(source)
+            generation = self._catalog.allocate_generation(source.family)
+            manifest = replace(source.manifest(), generation=generation)
+            record = replace(
+                source.record, id=self._catalog.allocate_table(), name=name, label=label, run=run,
+                created_s=time.time(), owner=None if name is not None else session.id,
+                manifest=manifest,
+            )  # fmt: skip
+            # In the catalog it is empty until it is flushed: its segments are not synced.
+            empty = replace(manifest, segments=(), step=0, update_number=0)
+            clone = self._make(replace(record, manifest=empty))
+            clone.block["step"] = manifest.step
+            clone.block["update_number"] = manifest.update_number
+            self._copy_locations(source, clone)
+            clone.segments = {s: source.segments[s] for s, _ in manifest.segments}
+            clone.live = {s: source.live[s] for s in clone.segments}
+            clone.rows_touched = source.rows_touched
+            with self._lock:
+                for segment in clone.segments:
+                    self._segment_users.setdefault(segment, set()).add(source.id)
+            self._commit_new(clone, session)
+        if name is not None:
+            self.flush([clone])
+        return clone
+
+    def _copy_locations(self, source: Table, clone: Table) -> None:
+        for start in range(0, source.rows, _CLONE_ROWS):
+            stop = min(start + _CLONE_ROWS, source.rows)
+            with self._lane:
+                dirty = frames.clone_locations(
+                    start, stop, source.location, source.check, self._words, source.geo,
+                    clone.location, clone.check,
+                )  # fmt: skip
+            if dirty:
+                raise RuntimeError(f"{dirty} records of table {source.id} changed during a clone")
+
+    # ------------------------------------------------------------------------------ drop
+
+    def drop(self, tables: Sequence[Table]) -> None:
+        """Catalog first, then frames, then files."""
+        if not tables:
+            return
+        self._catalog.commit([DropTable(table.id) for table in tables])
+        for table in tables:
+            with table.gate.alone(), table.spilling:
+                with self._lock:
+                    self._by_id.pop(table.id, None)
+                    if table.record.name is not None:
+                        self._by_name.pop(table.record.name, None)
+                table.gate.drop()
+                self._unmake(table)
+                if table.open_segment is not None:
+                    self._store.seal(table.open_segment)
+                segments = list(table.segments)
+                table.segments = {}
+            self._release(table, segments)
+
+    def _release(self, table: Table, segments: list[int]) -> None:
+        """This table needs these files no more; a file that no table needs is unlinked."""
+        unneeded: list[int] = []
+        with self._lock:
+            for segment in segments:
+                users = self._segment_users.get(segment, set())
+                users.discard(table.id)
+                if not users:
+                    self._segment_users.pop(segment, None)
+                    unneeded.append(segment)
+        for segment in unneeded:
+            self._store.unlink(segment)
+
+    # ------------------------------------------------------------------------------ flush
+
+    def flush(self, tables: Sequence[Table]) -> int:
+        """Make tables durable as they are now; their updates wait meanwhile. Returns bytes."""
+        written = 0
+        for table in tables:
+            with table.gate.alone():
+                written += self.spiller.spill_all(table)
+                self._store.sync(list(table.segments.values()))
+                record = replace(table.record, manifest=table.manifest())
+                self._catalog.commit([Put(record)])
+                table.record = record
+                table.committed = frozenset(s for s, _ in record.manifest.segments)
+            self.spiller.release_unneeded(table)
+        return written
+
+
+def _check_existing(table: Table, schema: Schema, mode: OpenMode) -> None:
+    name = table.record.name
+    if mode == "create":
+        raise TableInUse(
+            f"a table named {name!r} exists already: open it, or use another name", name=str(name)
+        )
+    if table.schema != schema:
+        raise SchemaMismatch(
+            f"table {name!r} has {_describe(table.schema)}, asked for was {_describe(schema)}: "
+            f"use another name, or drop it (`momentd tables drop {name}`)",
+            name=str(name),
+        )
+
+
+def _describe(schema: Schema) -> str:
+    fields = ", ".join(f"{f.name}: {f.dtype} x {f.width}" for f in schema.fields)
+    return f"{schema.rows} rows of width {schema.width} ({fields}), rule {schema.rule!r}"
+
+
+def _check_record(schema: Schema) -> None:
+    if schema.rows < 1:
+        raise InvalidArgument(f"a table needs at least 1 row, not {schema.rows}")
+    if schema.record_bytes > MAX_RECORD_BYTES:
+        raise InvalidArgument(
+            f"a record of {schema.record_bytes} bytes (width {schema.width}) is above the limit "
+            f"of {MAX_RECORD_BYTES}: use a smaller width"
+        )

@@ -1,0 +1,265 @@
+"""Spill: dirty records go to disk in batches, in the background, so that clean frames are in stock.
+
+A batch is copied by jobs of the lane, hashed and written outside it, and published by a job: only
+records that were not changed meanwhile become clean. Whatever fails leaves frames plainly dirty.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import numpy as np
+
+from momentd_server.engine.api import Rows
+from momentd_server.engine.cache import Cache
+from momentd_server.engine.lane import Lane
+from momentd_server.engine.table import Table
+from momentd_server.storage import frames, hashing
+from momentd_server.storage.diskio import aligned_buffer
+from momentd_server.storage.segments import Segment, SegmentStore
+from momentd_server.storage.space import Space
+from momentd_wire.errors import MomentdError
+
+log = logging.getLogger("momentd.spill")
+
+BATCH_BYTES: Final = 8 << 20
+# A background job of the lane lasts at most about 1 ms: this much copying, or scanning.
+_JOB_BYTES: Final = 1 << 20
+_JOB_FRAMES: Final = 1 << 15
+_PUBLISH_FRAMES: Final = 8192
+_RETRY_S: Final = 1.0
+
+
+class Spiller:
+    """Writes batches of one table at a time; called by the cleaner and by flush, clone and stop."""
+
+    def __init__(
+        self,
+        space: Space,
+        lane: Lane,
+        store: SegmentStore,
+        release: Callable[[Table, list[int]], None],
+    ) -> None:
+        self._space = space
+        self._words = space.words.view(np.int64)
+        self._lane = lane
+        self._store = store
+        self._release = release
+        self._buffers: list[np.ndarray] = []
+
+    def spill(self, table: Table, *, slab: int | None = None, any_ref: bool = False) -> int:
+        """Write one batch of dirty records, cold ones first; returns how many became clean.
+
+        `slab`: only records of this slab. Raises OutOfSpace and StorageFailed with nothing changed.
+        """
+        with table.spilling:
+            slabs = table.slabs if slab is None else np.array([slab], np.int64)
+            hand = table.clean_hand if slab is None else np.zeros(1, np.int64)
+            batch = _Batch(table, self._take_buffer())
+            try:
+                self._copy(table, slabs, hand, any_ref or slab is not None, batch)
+                if not batch.count:
+                    return 0
+                try:
+                    self._write(table, batch)
+                except MomentdError:
+                    with self._lane:
+                        batch.withdraw(self._words)
+                    raise
+                return self._publish(table, batch)
+            finally:
+                self._buffers.append(batch.buffer)
+
+    def spill_all(self, table: Table) -> int:
+        """Write until nothing is dirty (nobody may update the table meanwhile). Returns bytes."""
+        written = 0
+        while table.dirty:
+            cleaned = self.spill(table, any_ref=True)
+            written += cleaned * table.geometry.record_bytes
+        return written
+
+    def _take_buffer(self) -> np.ndarray:
+        return self._buffers.pop() if self._buffers else aligned_buffer(BATCH_BYTES)
+
+    def _copy(self, table: Table, slabs: Rows, hand: Rows, any_ref: bool, batch: _Batch) -> None:
+        total = slabs.size * table.geometry.frames
+        job = max(1, _JOB_BYTES // table.geometry.record_bytes)
+        scanned = 0
+        # The first turn takes reference bits away, so within two turns everything is found.
+        turns = 1 if any_ref else 2
+        while scanned < turns * total and batch.count < batch.capacity:
+            with self._lane:
+                if table.slabs.size * table.geometry.frames < total:
+                    return  # slabs went to another table meanwhile; what was copied is enough
+                copied, looked_at = frames.copy_dirty(
+                    slabs, hand, min(job, batch.capacity - batch.count),
+                    min(_JOB_FRAMES, turns * total - scanned), any_ref,
+                    self._space.bytes, self._words, table.geo, *batch.rest(),
+                )  # fmt: skip
+            batch.count += copied
+            scanned += looked_at
+
+    def _write(self, table: Table, batch: _Batch) -> None:
+        count, record_bytes = batch.count, table.geometry.record_bytes
+        records = batch.buffer[: count * record_bytes]
+        offsets = np.arange(count, dtype=np.int64) * record_bytes
+        hashes = np.empty(count, np.uint64)
+        initial = table.initial.view(np.uint64)
+        hashing.hash_records(records.view(np.uint64), offsets, batch.rows[:count], initial, hashes)
+        checks = np.empty(count, np.uint32)
+        hashing.fold_checks(hashes, table.family, checks)
+        delta = int((hashes - batch.old[:count].view(np.uint64)).sum(dtype=np.uint64))
+        versions = np.uint64(table.version(0)) | batch.updates[:count].view(np.uint64)
+
+        segment = self._segment_for(table, count)
+        first = self._store.append(segment, records, batch.rows[:count], versions, hashes, delta)
+        slot = np.int64(1 << 62 | segment.id << 28 | first)
+        batch.slots = slot + offsets
+        batch.hashes, batch.checks, batch.segment = hashes, checks, segment
+        table.counters.bytes_written += count * record_bytes
+
+    def _segment_for(self, table: Table, count: int) -> Segment:
+        segment = table.open_segment
+        if segment is None or not segment.has_room(count):
+            if segment is not None:
+                self._store.seal(segment)
+            segment = self._store.create(
+                table.family, table.record.layout, table.geometry.record_bytes
+            )
+            with self._lane:
+                table.segments[segment.id] = segment
+                table.open_segment = segment
+        return segment
+
+    def _publish(self, table: Table, batch: _Batch) -> int:
+        cleaned_in_all = 0
+        old_slots = np.empty(_PUBLISH_FRAMES, np.int64)
+        for start in range(0, batch.count, _PUBLISH_FRAMES):
+            part = slice(start, min(start + _PUBLISH_FRAMES, batch.count))
+            with self._lane:
+                cleaned = frames.publish_spill(
+                    batch.frames[part], batch.rows[part], batch.updates[part], batch.slots[part],
+                    batch.hashes[part].view(np.int64), batch.checks[part], table.check,
+                    self._words, table.geo, old_slots,
+                )  # fmt: skip
+                table.dirty -= cleaned
+                segment = batch.segment.id
+                table.live[segment] = table.live.get(segment, 0) + cleaned
+                table.account(old_slots[:cleaned], -1)
+            cleaned_in_all += cleaned
+        self.release_unneeded(table)
+        return cleaned_in_all
+
+    def release_unneeded(self, table: Table) -> None:
+        """Lets go of segments in which this table needs nothing any more."""
+        with self._lane:
+            released = table.releasable()
+            for segment in released:
+                del table.segments[segment]
+                table.live.pop(segment, None)
+        if released:
+            self._release(table, released)
+
+
+class _Batch:
+    """Records of one spill, copied but not yet on disk."""
+
+    def __init__(self, table: Table, buffer: np.ndarray) -> None:
+        self.buffer = buffer
+        self.capacity = BATCH_BYTES // table.geometry.record_bytes
+        self.count = 0
+        self.geo = table.geo
+        self.rows = np.empty(self.capacity, np.int64)
+        self.updates = np.empty(self.capacity, np.int64)
+        self.old = np.empty(self.capacity, np.int64)
+        self.frames = np.empty(self.capacity, np.int64)
+        self.slots: Rows
+        self.hashes: np.ndarray
+        self.checks: np.ndarray
+        self.segment: Segment
+
+    def rest(self) -> tuple[np.ndarray, ...]:
+        """The unfilled parts of all arrays, in the order of frames.copy_dirty."""
+        at = self.count
+        return (
+            self.buffer[at * int(self.geo[frames.G_RECORD_BYTES]) :],
+            self.rows[at:],
+            self.updates[at:],
+            self.old[at:],
+            self.frames[at:],
+        )
+
+    def withdraw(self, words: Rows) -> None:
+        frames.withdraw_copies(
+            self.frames[: self.count], self.updates[: self.count], words, self.geo
+        )
+
+
+class Cleaner:
+    """The background thread that spills where clean frames run short."""
+
+    def __init__(
+        self,
+        lane: Lane,
+        cache: Cache,
+        spiller: Spiller,
+        tables: Callable[[], Iterable[Table]],
+        progressed: Callable[[], None],
+    ) -> None:
+        self._lane = lane
+        self._cache = cache
+        self._spiller = spiller
+        self._tables = tables
+        self._progressed = progressed
+        self._wake = threading.Event()
+        self._stopping = False
+        # The last failure, until a spill succeeds: requests that wait for frames raise it.
+        self.failure: MomentdError | None = None
+        self._thread = threading.Thread(target=self._loop, name="momentd-cleaner", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def wake(self) -> None:
+        self._wake.set()
+
+    def _loop(self) -> None:
+        while True:
+            # A disk that was full is tried again from time to time, waiters or not.
+            self._wake.wait(_RETRY_S if self.failure else None)
+            self._wake.clear()
+            if self._stopping:
+                return
+            try:
+                while not self._stopping and self._clean_once():
+                    self._progressed()
+            except Exception:
+                log.exception("cleaning failed")
+            self._progressed()
+
+    def _clean_once(self) -> bool:
+        """One batch for each table that is short; False if there was nothing to do."""
+        worked = False
+        for table in list(self._tables()):
+            with self._lane:
+                slab = table.slabs_to_clean.pop() if table.slabs_to_clean else None
+                short = self._cache.short_of_clean(table)
+            if slab is None and not short:
+                continue
+            try:
+                worked = self._spiller.spill(table, slab=slab) > 0 or worked
+                self.failure = None
+            except MomentdError as failure:
+                log.warning("spill of table %d failed: %s", table.id, failure)
+                self.failure = failure
+                return False
+        return worked

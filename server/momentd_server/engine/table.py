@@ -1,0 +1,196 @@
+"""One open table: its place in the space, its frames, its segments, its counters."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from momentd_server.engine.api import Rows, TableStats, TableView
+from momentd_server.engine.gate import Gate
+from momentd_server.obs.latency import LatencyWindow, Rate
+from momentd_server.storage import frames
+from momentd_server.storage.catalog import Manifest, TableRecord
+from momentd_server.storage.location import version
+from momentd_server.storage.segments import Segment
+from momentd_server.storage.space import META_BYTES, Geometry, Space
+
+
+@dataclass(slots=True)
+class Counters:
+    """Since the engine started."""
+
+    hits: int = 0
+    misses: int = 0
+    first_touches: int = 0
+    updates: int = 0
+    bytes_read: int = 0
+    bytes_written: int = 0
+    rows_updated: Rate = field(default_factory=Rate)
+    latency: LatencyWindow = field(default_factory=LatencyWindow)
+
+
+class Table:
+    """Fields without a comment are constant; the others change in the lane, unless said."""
+
+    def __init__(self, space: Space, record: TableRecord, block: int) -> None:
+        self.record = record  # replaced by commits, with the table alone
+        self.id = record.id
+        self.family = record.family
+        self.schema = record.schema
+        self.rows = record.schema.rows
+        self.generation = record.manifest.generation
+        self.ancestry = record.manifest.ancestry  # without this generation
+        self.geometry = Geometry.of(record.schema.record_bytes)
+        self.block_index = block
+        self.block = space.tables[block]
+        location_at, check_at = int(self.block["location_at"]), int(self.block["check_at"])
+        self.location_at = location_at
+        # int64: a location's tag is its sign (storage/frames.py).
+        self.location: Rows = space.view(location_at, self.rows * 8, "<i8")
+        self.check = space.view(check_at, self.rows * 4, "<u4")
+        self.geo: Rows = np.array(
+            [space.slabs_at, self.geometry.record_bytes, self.geometry.frames,
+             self.geometry.records_at], np.int64,
+        )  # fmt: skip
+        self.initial = record.schema.initial_record
+
+        self.gate = Gate(record.id)
+        self.openers: set[bytes] = set()  # sessions that opened or made it; ended ones stay
+        self.spilling = threading.Lock()  # one spill batch of a table at a time
+        self.slabs: Rows = np.empty(0, np.int64)
+        self.free: Rows = np.empty(0, np.int64)  # a stack of frames; the first `free_top` count
+        self.free_top = 0
+        self.dirty = 0  # frames whose record is not on disk
+        self.evict_hand: Rows = np.zeros(1, np.int64)
+        self.clean_hand: Rows = np.zeros(1, np.int64)
+        self.demand = 0  # frames that the largest recent request missed
+        self.slabs_to_clean: set[int] = set()
+        self.reading = 0  # reads in flight: no segment is let go meanwhile
+        self.slabs_offered = 0  # position of the next slab that another table may take
+        self.last_used_s = time.monotonic()
+
+        self.open_segment: Segment | None = None  # only the spilling thread changes it
+        self.live: dict[int, int] = {}  # segment -> records that a location or backing refers to
+        self.segments: dict[int, Segment] = {}
+        self.committed: frozenset[int] = frozenset(s for s, _ in record.manifest.segments)
+        self.rows_touched = 0
+        self.counters = Counters()
+
+    @property
+    def step(self) -> int:
+        return int(self.block["step"])
+
+    @property
+    def update_number(self) -> int:
+        return int(self.block["update_number"])
+
+    @property
+    def frames(self) -> int:
+        return self.slabs.size * self.geometry.frames
+
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes that one record takes in the cache."""
+        return self.geometry.record_bytes + META_BYTES
+
+    def version(self, update_number: int) -> int:
+        return version(self.generation, update_number)
+
+    # ------------------------------------------------------------------------------ slabs
+
+    def add_slab(self, slab: int) -> None:
+        """All frames of a cleared slab become free frames of this table."""
+        frames = self.geometry.frames
+        self.slabs = np.append(self.slabs, np.int64(slab))
+        grown = np.empty(self.frames, np.int64)
+        grown[: self.free_top] = self.free[: self.free_top]
+        # In descending order: the stack then hands frames out in ascending order.
+        grown[self.free_top : self.free_top + frames] = (slab << 16) + np.arange(frames)[::-1]
+        self.free = grown
+        self.free_top += frames
+
+    def remove_slab(self, slab: int) -> None:
+        """The slab's frames are free and not on the free list any more."""
+        self.slabs = self.slabs[self.slabs != slab]
+        self.slabs_to_clean.discard(slab)
+        self.evict_hand[0] = 0
+        self.clean_hand[0] = 0
+
+    # ------------------------------------------------------------------------------ segments
+
+    def account(self, slots: Rows, amount: int) -> None:
+        """Adds `amount` to the live count of the segment of each slot word; other words are 0."""
+        lowest, highest = frames.segment_range(slots)
+        if lowest > highest:
+            return
+        counts = np.zeros(highest - lowest + 1, np.int64)
+        frames.count_segments(slots, lowest, counts)
+        for k in np.flatnonzero(counts):
+            segment = int(lowest + k)
+            self.live[segment] = self.live.get(segment, 0) + amount * int(counts[k])
+
+    def releasable(self) -> list[int]:
+        """Segments that no location, no backing and no committed manifest of this table needs."""
+        if self.reading:
+            return []
+        open_id = self.open_segment.id if self.open_segment else None
+        return [
+            segment
+            for segment in self.segments
+            if self.live.get(segment, 0) == 0
+            and segment != open_id
+            and segment not in self.committed
+        ]
+
+    def manifest(self) -> Manifest:
+        """What is on disk, as of now: complete only if no frame is dirty."""
+        segments = tuple(
+            (segment.id, segment.fill)
+            for segment in sorted(self.segments.values(), key=lambda s: s.id)
+            if self.live.get(segment.id, 0)
+        )
+        ancestry = (*self.ancestry, (self.generation, self.update_number))
+        return Manifest(self.generation, self.step, self.update_number, segments, ancestry)
+
+    # ------------------------------------------------------------------------------ views
+
+    def view(self, request_record_bytes: int) -> TableView:
+        record = self.record
+        return TableView(
+            id=self.id,
+            generation=self.generation,
+            name=record.name,
+            label=record.label,
+            run=record.run,
+            schema=self.schema,
+            record_bytes=self.geometry.record_bytes,
+            step=self.step,
+            update_number=self.update_number,
+            request_rows=request_record_bytes // self.frame_bytes,
+            created_s=record.created_s,
+            owner=record.owner,
+        )
+
+    def stats(self, request_record_bytes: int) -> TableStats:
+        counters = self.counters
+        segments = list(self.segments.values())
+        return TableStats(
+            table=self.view(request_record_bytes),
+            rows_touched=self.rows_touched,
+            frames=self.frames,
+            frames_dirty=self.dirty,
+            segments=len(segments),
+            disk_bytes=sum(segment.reserved for segment in segments),
+            bytes_read=counters.bytes_read,
+            bytes_written=counters.bytes_written,
+            hits=counters.hits,
+            misses=counters.misses,
+            first_touches=counters.first_touches,
+            updates=counters.updates,
+            rows_updated=counters.rows_updated.total,
+            rows_per_s=counters.rows_updated.per_second(),
+            update_latency=counters.latency.summary(),
+        )
