@@ -1,0 +1,7 @@
+"""`python -m examples.taxonomy`."""
+
+import sys
+
+from .train import main
+
+sys.exit(main())
