@@ -3,6 +3,7 @@
 from momentd_server.jit.arrays import mutable_alias
 from momentd_server.jit.compiler import (
     CACHE_DIRECTORY,
+    inline_kernel,
     is_cached,
     kernel,
     register_warmup,
@@ -15,6 +16,7 @@ __all__ = [
     "CACHE_DIRECTORY",
     "Pool",
     "fence",
+    "inline_kernel",
     "is_cached",
     "kernel",
     "mutable_alias",

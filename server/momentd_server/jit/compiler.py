@@ -16,6 +16,14 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 CACHE_DIRECTORY: Final[Path] = cache.choose_directory(cache.cache_key())
 numba.config.CACHE_DIR = str(CACHE_DIRECTORY)
 
+_OPTIONS: Final[dict[str, Any]] = {
+    "nogil": True,
+    "cache": True,
+    "error_model": "numpy",
+    "fastmath": False,
+    "_nrt": False,
+}
+
 _warmups: dict[str, Callable[[], None]] = {}
 
 
@@ -26,9 +34,20 @@ def kernel(function: _Function) -> _Function:
     fast-math (which also keeps the compiler from contracting a product and a sum into one
     operation). Division by zero gives inf or NaN as in numpy, without a branch that would keep
     loops from being vectorised.
+
+    A kernel cannot allocate arrays (numba refuses to compile it): without numba's reference
+    counts, slices cost nothing, where each would be two atomic operations and two calls.
     """
-    compiled = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=False)(function)
-    return cast("_Function", compiled)
+    return cast("_Function", numba.njit(**_OPTIONS)(function))
+
+
+def inline_kernel(function: _Function) -> _Function:
+    """A kernel that becomes part of the kernels that call it.
+
+    For what is called once a row: each array is passed as seven words, so a call costs as much as
+    the arithmetic of a short row.
+    """
+    return cast("_Function", numba.njit(forceinline=True, **_OPTIONS)(function))
 
 
 def register_warmup(function: Callable[[], None]) -> Callable[[], None]:

@@ -20,14 +20,14 @@ Before a request starts, its owner calls `clear`, so that nothing is left of the
 
 import numpy as np
 
-from momentd_server.jit.compiler import kernel
+from momentd_server.jit.compiler import inline_kernel, kernel
 from momentd_server.jit.intrinsics import fence
 
 IN_WORK, DONE_TO, FIRST, LAST = 0, 1, 2, 3
 PROGRESS_WORDS = 8  # a cache line a worker
 
 
-@kernel
+@inline_kernel
 def begin_part(progress, worker, first, last):
     """Note that `worker` is about to change rows [first, last)."""
     fence()
@@ -41,7 +41,7 @@ def begin_part(progress, worker, first, last):
     fence()
 
 
-@kernel
+@inline_kernel
 def begin_row(space, at, words, frame, word, undo, progress, worker, row):
     """Make row `row` safe to change: its record is `space[at : at + undo.shape[1]]`.
 
@@ -59,7 +59,7 @@ def begin_row(space, at, words, frame, word, undo, progress, worker, row):
     fence()
 
 
-@kernel
+@inline_kernel
 def end_row(progress, worker, row):
     """Note that the record and the result of row `row` are complete."""
     fence()

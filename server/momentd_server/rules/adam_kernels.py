@@ -8,7 +8,7 @@ CPU's vectors nor on who does which rows.
 
 import numpy as np
 
-from momentd_server.jit import kernel, prefetch
+from momentd_server.jit import inline_kernel, kernel, prefetch
 from momentd_server.jit.row_protocol import begin_part, begin_row, end_row
 
 # Elements of `numbers` (state's dtype) and of `layout` (int64); offsets and sizes in elements.
@@ -17,7 +17,7 @@ ITEM_SHIFT, AVG_AT, SQ_AT, AHEAD, RECORD_REACH, GRAD_REACH, RESULT = 0, 1, 2, 3,
 DELTA, VALUE, NONE = 0, 1, 2
 
 
-@kernel
+@inline_kernel
 def advance(exp_avg, exp_avg_sq, grad, delta, numbers):
     """Advance both moments of a row in place; `delta` is what to add to the weight. All (width,).
 
@@ -212,7 +212,7 @@ def _add(out, other):
         out[j] += other[j]
 
 
-@kernel
+@inline_kernel
 def _fetch(u, space, words, frame_index, frame_offset, order, starts, grads, layout):
     """Ask for the cache lines that row `u` will need; the reach is cut off for long rows."""
     line = 64 >> layout[ITEM_SHIFT]

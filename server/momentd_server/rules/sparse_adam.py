@@ -128,7 +128,7 @@ class SparseAdam:
             factors,
             _spare(pool.threads, schema),
             _numbers(_hyper(hyper), step, dtype),
-            _layout(schema, batch.result),
+            layout_of(schema, batch.result),
         )
         least = max(1, _LEAST_BYTES // (schema.record_bytes + 64))
         if batch.mask is None:
@@ -159,7 +159,7 @@ def _numbers(hyper: SparseAdamHyper, step: int, dtype: np.dtype[Any]) -> Floats:
 
 
 @lru_cache(maxsize=1024)
-def _layout(schema: Schema, result: ResultKind) -> NDArray[np.int64]:
+def layout_of(schema: Schema, result: ResultKind) -> NDArray[np.int64]:
     """Where the fields lie, in elements, and how far ahead to fetch."""
     item_bytes = schema.state_dtype.itemsize
     row_bytes = schema.record_bytes + schema.width * item_bytes
