@@ -121,7 +121,7 @@ class Control:
         status, text = error.code(), error.details()
         if status is grpc.StatusCode.UNAVAILABLE:
             # gRPC wraps the cause, e.g. "No such file or directory", in a history of its attempts.
-            cause = (text or "").rpartition("rror: ")[2] or "no answer"
+            cause = (text or "").rpartition(": ")[2] or "no answer"
             return errors.DaemonUnavailable(
                 f"no daemon answers at {self._address} ({cause}): start one with `momentd serve`, "
                 f"or name another with --address or $MOMENTD_ADDRESS"

@@ -171,9 +171,11 @@ def build(options: dict[str, Any]) -> config.ServeConfig:
     listen: tuple[Address, ...] = told.pop("listen", ())
     token = read_token(told.pop("token_file", None)) or defaults.token
     cache_bytes: int | None = told.pop("cache_bytes", None)
+    if cache_bytes is None:
+        cache_bytes = config.auto_cache_bytes(process.available_bytes())
     return config.ServeConfig(
         data_dir=Path(told.pop("data_dir", defaults.data_dir)).absolute(),
-        cache_bytes=cache_bytes or config.auto_cache_bytes(process.available_bytes()),
+        cache_bytes=cache_bytes,
         address=told.pop("address", defaults.address),
         listen=listen,
         tls=config.Tls(certificate, key, client_ca) if certificate is not None else None,
