@@ -1,0 +1,114 @@
+"""What an optimizer knows of its tables, beside torch's `state`."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from momentd._session import Session
+from momentd.errors import MomentdError
+from momentd.table import Table
+
+Entry = dict[str, Any]
+
+
+def live_entry(param: Tensor, step: int = 0) -> Entry:
+    """What `optimizer.state[param]` holds: plain ints, and a tensor that shows the device.
+
+    The moments are not in it: they are in the daemon. `snapshot` is 0: none was made.
+    """
+    return {"step": step, "snapshot": 0, "device": torch.empty(0, device=param.device)}
+
+
+class Record:
+    """The private half of one entry: its table, and what was last written there.
+
+    `table` is None until the first update with rows. `step` counts all updates of the parameter,
+    empty ones too; the table's own counter lags behind by trailing empty ones.
+    """
+
+    __slots__ = ("entry", "step", "table", "update_number")
+
+    def __init__(self, entry: Entry, table: Table | None = None, step: int = 0) -> None:
+        self.entry = entry
+        self.table = table
+        self.step = step
+        self.update_number = table.update_number if table is not None else 0
+
+    def commit(self, step: int, update_number: int | None) -> None:
+        """Note the outcome of an update. Absolute values: doing it twice changes nothing."""
+        self.step = step
+        self.entry["step"] = step
+        if update_number is not None:
+            self.update_number = update_number
+
+
+class Records:
+    """Records by the identity of their entry, so that they move with it between parameters.
+
+    `state[new] = state.pop(old)` moves a table; an entry that left `state` loses its table at the
+    next `sweep`.
+    """
+
+    def __init__(self) -> None:
+        # The record holds its entry, so an id cannot be reused while it is a key here.
+        self._by_entry: dict[int, Record] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_entry)
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(list(self._by_entry.values()))
+
+    def get(self, entry: Entry) -> Record | None:
+        return self._by_entry.get(id(entry))
+
+    def add(self, record: Record) -> Record:
+        self._by_entry[id(record.entry)] = record
+        return record
+
+    def replace(self, records: Iterable[Record]) -> None:
+        """Forget all, then know these."""
+        self._by_entry = {id(record.entry): record for record in records}
+
+    def sweep(self, state: defaultdict[Any, Any]) -> list[Table]:
+        """Forget records whose entry is not in `state`; returns their tables, to be dropped."""
+        alive = {id(entry) for entry in state.values()}
+        gone = [key for key in self._by_entry if key not in alive]
+        records = [self._by_entry.pop(key) for key in gone]
+        return [record.table for record in records if record.table is not None]
+
+    def tables(self) -> list[Table]:
+        return [record.table for record in self if record.table is not None]
+
+
+def drop(session: Session | None, tables: Iterable[Table]) -> None:
+    """Drop tables of this session. What cannot be reached ends with the session anyway."""
+    ids = [table.id for table in tables]
+    if session is None or not ids or not session.is_open:
+        return
+    try:
+        session.drop_tables(ids)
+    except MomentdError:
+        # Already gone, or the daemon is: its unnamed tables end with the session.
+        return
+
+
+def finalize(records: Records, session: list[Session], pid: int) -> None:
+    """Drop what a collected optimizer leaves, from a thread of its own.
+
+    The garbage collector may run in the middle of a call of this very session, whose locks this
+    thread would then wait for itself. In a forked child the tables are the parent's.
+    """
+    tables = records.tables()
+    if not tables or not session or os.getpid() != pid:
+        return
+    threading.Thread(
+        target=drop, args=(session[0], tables), name="momentd-drop", daemon=True
+    ).start()
