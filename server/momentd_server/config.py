@@ -6,7 +6,6 @@ The only place of the daemon that reads the environment is `from_environment`.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -16,6 +15,8 @@ from typing import Final
 from momentd_wire import addresses
 from momentd_wire.addresses import Address
 from momentd_wire.errors import InvalidArgument
+from momentd_wire.units import format_bytes
+
 
 def _version() -> str:
     try:
@@ -27,19 +28,17 @@ def _version() -> str:
 VERSION: Final = _version()
 MIB: Final = 1 << 20
 GIB: Final = 1 << 30
-_UNITS: Final[dict[str, int]] = {
-    "": 1, "b": 1,
-    "k": 1 << 10, "kb": 1000, "kib": 1 << 10,
-    "m": MIB, "mb": 1000**2, "mib": MIB,
-    "g": GIB, "gb": 1000**3, "gib": GIB,
-    "t": 1 << 40, "tb": 1000**4, "tib": 1 << 40,
-}  # fmt: skip
-
 MIN_CACHE_BYTES: Final = 16 * MIB
 # Bounds of the cache that a daemon chooses by itself: a quarter of the memory, within these.
 AUTO_CACHE_BYTES: Final = (256 * MIB, 16 * GIB)
 MIN_TOKEN_BYTES: Final = 16
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
+
+
+_POSITIVE: Final = (
+    "arena_bytes", "arenas_total_bytes", "max_sessions", "grpc_bytes", "read_threads",
+    "stop_timeout_s", "attach_grace_s", "idle_exit_s",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +97,7 @@ class ServeConfig:
                 f"--cache {format_bytes(self.cache_bytes)}: the least is "
                 f"{format_bytes(MIN_CACHE_BYTES)}"
             )
-        for name in ("arena_bytes", "arenas_total_bytes", "max_sessions", "grpc_bytes",
-                     "read_threads", "stop_timeout_s", "attach_grace_s", "idle_exit_s"):  # fmt: skip
+        for name in _POSITIVE:
             if getattr(self, name) <= 0:
                 raise InvalidArgument(f"{name} is {getattr(self, name)}, it must be above 0")
         if self.threads < 0:
@@ -159,20 +157,3 @@ def auto_cache_bytes(available_bytes: int) -> int:
     """The cache of a daemon that nobody sized: 25 % of the available memory, within bounds."""
     low, high = AUTO_CACHE_BYTES
     return min(high, max(low, available_bytes // 4 // (2 * MIB) * (2 * MIB)))
-
-
-def parse_bytes(text: str) -> int:
-    """Bytes of "512MiB", "8GiB", "1.5g", "1000". Raises InvalidArgument."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
-    unit = _UNITS.get(match[2].lower()) if match else None
-    if match is None or unit is None:
-        raise InvalidArgument(f"size {text!r} is not understood: write e.g. 512MiB, 8GiB or 1.5GiB")
-    return int(float(match[1]) * unit)
-
-
-def format_bytes(nbytes: int) -> str:
-    """The reverse for people, e.g. "1.5 GiB"."""
-    for unit, name in ((1 << 40, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (1 << 10, "KiB")):
-        if nbytes >= unit:
-            return f"{nbytes / unit:.4g} {name}"
-    return f"{nbytes} B"

@@ -10,7 +10,7 @@ import click
 
 from momentd_server import config
 from momentd_server.cli.options import ADDRESS, DURATION, SIZE, Command, json_option, read_token
-from momentd_server.obs import process
+from momentd_server.obs import machine
 from momentd_wire.addresses import Address
 from momentd_wire.units import format_bytes, format_duration
 
@@ -172,7 +172,7 @@ def build(options: dict[str, Any]) -> config.ServeConfig:
     token = read_token(told.pop("token_file", None)) or defaults.token
     cache_bytes: int | None = told.pop("cache_bytes", None)
     if cache_bytes is None:
-        cache_bytes = config.auto_cache_bytes(process.available_bytes())
+        cache_bytes = config.auto_cache_bytes(machine.memory_available_bytes())
     return config.ServeConfig(
         data_dir=Path(told.pop("data_dir", defaults.data_dir)).absolute(),
         cache_bytes=cache_bytes,

@@ -295,3 +295,7 @@ class Engine(Protocol):
         Requests in work are finished; later ones raise DaemonUnavailable.
         """
         ...
+
+    def close(self) -> None:
+        """Release memory, threads and the data directory after `stop`."""
+        ...

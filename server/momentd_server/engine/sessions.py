@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 import numpy as np
-from momentd_wire.errors import LimitExceeded, OutOfSequence, SessionNotFound
 
 from momentd_server.obs import process
 from momentd_server.storage.catalog import SessionRecord, StreamRecord
+from momentd_wire.errors import LimitExceeded, OutOfSequence, SessionNotFound
 
 Plane = Literal["local", "grpc"]
 MAX_STREAMS: Final = 1 << 16
@@ -47,7 +47,9 @@ class StreamState:
 
     __slots__ = ("fingerprint", "lock", "number", "outcome")
 
-    def __init__(self, number: int = 0, fingerprint: bytes = b"", outcome: Outcome | None = None):
+    def __init__(
+        self, number: int = 0, fingerprint: bytes = b"", outcome: Outcome | None = None
+    ) -> None:
         self.lock = threading.Lock()  # guards the three fields below
         self.number = number  # of the last finished request; 0 before the first
         self.fingerprint = fingerprint
@@ -315,7 +317,7 @@ def _pack(outcome: Outcome | None) -> bytes:
 
 
 def _unpack(packed: bytes) -> Outcome | None:
-    """The reverse of `_pack`; bulk arrays come back as bytes (uint8), which is all a reply needs."""
+    """The reverse of `_pack`; bulk arrays come back as bytes (uint8): all a reply needs."""
     if not packed:
         return None
     (count,) = struct.unpack_from("<I", packed)

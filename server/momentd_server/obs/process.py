@@ -1,15 +1,13 @@
-"""What the kernel says about processes and memory: /proc and the cgroup file system, read only."""
+"""What the kernel says about processes: memory by kind, identity. /proc, read only."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
 PROC: Final = Path("/proc")
-CGROUP: Final = Path("/sys/fs/cgroup")
 # Field 22 of /proc/PID/stat, counted behind the command's closing parenthesis (field 3 is 0).
 _START_FIELD: Final = 19
 
@@ -60,64 +58,3 @@ def start_time(pid: int) -> int:
     except OSError:
         return 0
     return int(stat.rpartition(")")[2].split()[_START_FIELD])
-
-
-def available_bytes(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
-    """Memory that this process may still take: the machine's, or less where its cgroup says so.
-
-    Page cache that can be dropped counts as available.
-    """
-    return min([_machine_available_bytes(proc), *_cgroup_available_bytes(proc, cgroup)])
-
-
-def _machine_available_bytes(proc: Path) -> int:
-    for line in (proc / "meminfo").read_text("ascii").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) << 10
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _cgroup_available_bytes(proc: Path, cgroup: Path) -> list[int]:
-    """What each memory cgroup above this process leaves; empty where none has a limit."""
-    found: list[int] = []
-    for base, limit_name, used_name in _memory_groups(proc, cgroup):
-        try:
-            limit = (base / limit_name).read_text("ascii").strip()
-            used = int((base / used_name).read_text("ascii"))
-            # Version 1 writes "no limit" as a number near 2^63.
-            if limit != "max" and int(limit) < 1 << 60:
-                found.append(max(0, int(limit) - used + _file_cache_bytes(base)))
-        except (OSError, ValueError):
-            continue
-    return found
-
-
-def _memory_groups(proc: Path, cgroup: Path) -> list[tuple[Path, str, str]]:
-    """Directories of the memory controller from this process's group up, with their file names."""
-    try:
-        lines = (proc / "self/cgroup").read_text("ascii", "replace").splitlines()
-    except OSError:
-        return []
-    groups: list[tuple[Path, str, str]] = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":
-            root, names = cgroup, ("memory.max", "memory.current")
-        elif "memory" in controllers.split(","):
-            root, names = cgroup / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        else:
-            continue
-        own = root / path.lstrip("/")
-        # In a container the path may not exist below its own root; the root is then the group.
-        chain = [own, *own.parents] if own.is_dir() else [root]
-        groups += [(base, *names) for base in chain if base == root or root in base.parents]
-    return groups
-
-
-def _file_cache_bytes(base: Path) -> int:
-    """Droppable page cache charged to a cgroup."""
-    for line in (base / "memory.stat").read_text("ascii").splitlines():
-        key, _, value = line.partition(" ")
-        if key in {"inactive_file", "total_inactive_file"}:
-            return int(value)
-    return 0

@@ -13,12 +13,11 @@ import os
 import threading
 from typing import Final
 
+from momentd_server.engine.sessions import Session
+from momentd_server.obs import machine
 from momentd_wire import limits
 from momentd_wire.errors import LimitExceeded, OutOfMemory
-
-from momentd_server.config import format_bytes
-from momentd_server.engine.sessions import Session
-from momentd_server.obs import process
+from momentd_wire.units import format_bytes
 
 # Newer kernels want to be told that a memfd is not for running programs; older refuse the flag.
 _MFD_NOEXEC_SEAL: Final = 0x0008
@@ -115,7 +114,7 @@ class ArenaBudget:
 
 
 def _check_memory(nbytes: int) -> None:
-    available = process.available_bytes()
+    available = machine.memory_available_bytes()
     if nbytes + MEMORY_RESERVE_BYTES > available:
         raise OutOfMemory(
             f"an arena of {format_bytes(nbytes)} does not fit the memory: "

@@ -10,6 +10,7 @@ from math import prod
 from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
+
 from momentd_wire import limits
 from momentd_wire.errors import InvalidArgument
 from momentd_wire.v1 import momentd_pb2 as pb
@@ -232,7 +233,7 @@ def pieces(arrays: Sequence[np.ndarray], piece_bytes: int = limits.PIECE_BYTES) 
     held: list[memoryview] = []
     held_bytes = 0
     for array in arrays:
-        rest = memoryview(array.reshape(-1).view(np.uint8))
+        rest = array.reshape(-1).view(np.uint8).data
         while rest.nbytes:
             take = rest[: piece_bytes - held_bytes]
             held.append(take)

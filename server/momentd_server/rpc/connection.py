@@ -8,15 +8,15 @@ from collections.abc import Callable
 from typing import Final
 
 from google.protobuf.message import DecodeError
-from momentd_wire import limits
-from momentd_wire.errors import InvalidArgument, SessionNotFound, UnsupportedFeature
-from momentd_wire.v1 import momentd_pb2 as pb
 
 from momentd_server.engine.sessions import Session
 from momentd_server.obs.logs import log
 from momentd_server.rpc.arena import Arena, ArenaBudget
 from momentd_server.rpc.bulks import ArenaBulks
 from momentd_server.rpc.dispatcher import Dispatcher, Peer, Request
+from momentd_wire import limits
+from momentd_wire.errors import InvalidArgument, SessionNotFound, UnsupportedFeature
+from momentd_wire.v1 import momentd_pb2 as pb
 
 # Room for the other fields of a packet that carries a fragment.
 _FRAGMENT_BYTES: Final = limits.PACKET_BYTES - 64
@@ -109,8 +109,10 @@ class Connection:
         try:
             if name == "grow_arena":
                 body = self._grow_arena(request.grow_arena, fds)
-            elif name in _OWN_CALLS:
-                body = _OWN_CALLS[name](self, request)
+            elif name == "hello":
+                body = self._hello(request)
+            elif name == "drop_arena":
+                body = self._drop_arena(request)
             elif name is None or name == "oversize":
                 raise UnsupportedFeature(
                     "this request is not known to this daemon: it is older than its client"
@@ -195,10 +197,3 @@ class Connection:
             stop = start + _FRAGMENT_BYTES
             fragment = pb.ReplyFragment(data=packet[start:stop], last=stop >= len(packet))
             self._sock.send(pb.Reply(id=request_id, fragment=fragment).SerializeToString())
-
-
-_OWN_CALLS: Final[dict[str, Callable[[Connection, pb.Request], bytes]]] = {
-    "hello": Connection._hello,
-    "drop_arena": Connection._drop_arena,
-}
-

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Final
 
 import numpy as np
-from momentd_wire import codec
-from momentd_wire.errors import InvalidArgument, UnsupportedFeature
-from momentd_wire.v1 import momentd_pb2 as pb
 
 from momentd_server.engine.api import OpenMode, Result, TableBatch, TableView
 from momentd_server.rpc.bulks import Bulks
 from momentd_server.rules import SparseAdamHyper
 from momentd_server.schema import MAX_RECORD_BYTES, FieldSpec, Schema
+from momentd_wire import codec
+from momentd_wire.errors import InvalidArgument, UnsupportedFeature
+from momentd_wire.v1 import momentd_pb2 as pb
 
 MAX_TEXT: Final = 255
 MAX_FIELDS: Final = 16

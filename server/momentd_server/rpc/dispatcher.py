@@ -11,6 +11,14 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 import numpy as np
+
+from momentd_server.config import VERSION, ServeConfig
+from momentd_server.engine.api import Engine, Progress, TableOutcome
+from momentd_server.engine.sessions import LOST, Outcome, Plane, Session
+from momentd_server.obs.logs import log
+from momentd_server.rpc import decode, encode
+from momentd_server.rpc.bulks import Bulks
+from momentd_server.rpc.stats import StatsSource
 from momentd_wire import errors, limits
 from momentd_wire.errors import (
     Cancelled,
@@ -23,14 +31,6 @@ from momentd_wire.errors import (
     StateRolledBack,
 )
 from momentd_wire.v1 import momentd_pb2 as pb
-
-from momentd_server.config import VERSION, ServeConfig
-from momentd_server.engine.api import Engine, Progress, TableOutcome
-from momentd_server.engine.sessions import LOST, Outcome, Plane, Session
-from momentd_server.obs.logs import log
-from momentd_server.rpc import decode, encode
-from momentd_server.rpc.bulks import Bulks
-from momentd_server.rpc.stats import StatsSource
 
 Call: TypeAlias = (
     pb.OpenTableRequest | pb.GetTableRequest | pb.ListTablesRequest | pb.DropTableRequest
@@ -163,6 +163,13 @@ class Dispatcher:
         """Drop the session's unnamed tables; it is unknown from now on."""
         if self._engine.sessions.end(session.id) is not None:
             self._engine.end_session(session.id)
+
+    def gathered_bytes(self, call: pb.GatherRequest) -> int:
+        """Bytes that a gather would send. Raises TableNotFound, InvalidArgument."""
+        view = self._engine.get_table(id=call.table.id)
+        fields = decode.fields(list(call.fields), view)
+        count = call.range.count if call.HasField("range") else call.count
+        return count * sum(spec.nbytes for spec in fields)
 
     # ------------------------------------------------------------------------------- calls
 
@@ -345,9 +352,7 @@ class Dispatcher:
             raise InvalidArgument("fields is empty: name the fields to write")
         fields = decode.fields(list(call.fields), view)
         if len(call.values) != len(fields):
-            raise InvalidArgument(
-                f"values has {len(call.values)} arrays for {len(fields)} fields"
-            )
+            raise InvalidArgument(f"values has {len(call.values)} arrays for {len(fields)} fields")
         rows = row_range = None
         if call.HasField("range"):
             row_range = decode.row_range(call.range, view)
@@ -465,5 +470,3 @@ def _as_repeated(outcome: Outcome) -> Outcome:
     elif which == "scatter":
         reply.scatter.repeated_request = True
     return Outcome(reply.SerializeToString(), outcome.bulk)
-
-

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from momentd_wire import codec
-from momentd_wire.v1 import momentd_pb2 as pb
-
 from momentd_server.engine.api import EngineTotals, TableStats, TableView
 from momentd_server.obs.latency import LatencySummary
 from momentd_server.schema import FieldSpec, Schema
+from momentd_wire import codec
+from momentd_wire.v1 import momentd_pb2 as pb
 
 
 def field(spec: FieldSpec) -> pb.FieldSpec:

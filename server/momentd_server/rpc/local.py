@@ -10,15 +10,14 @@ import time
 from pathlib import Path
 from typing import Final
 
-from momentd_wire import errors
-from momentd_wire.errors import PermissionDenied
-from momentd_wire.v1 import momentd_pb2 as pb
-
 from momentd_server.obs.logs import log
 from momentd_server.rpc.arena import ArenaBudget
 from momentd_server.rpc.connection import Connection
 from momentd_server.rpc.dispatcher import Dispatcher, Peer
 from momentd_server.rpc.socket_path import SocketPath
+from momentd_wire import errors
+from momentd_wire.errors import PermissionDenied
+from momentd_wire.v1 import momentd_pb2 as pb
 
 _UCRED: Final = struct.Struct("iII")
 _TIMEVAL: Final = struct.Struct("ll")

@@ -6,13 +6,12 @@ import os
 import time
 from collections.abc import Callable, Sequence
 
-from momentd_wire.v1 import momentd_pb2 as pb
-
 from momentd_server.config import VERSION
 from momentd_server.engine.api import Engine
 from momentd_server.engine.sessions import Session
 from momentd_server.obs import process
 from momentd_server.rpc import encode
+from momentd_wire.v1 import momentd_pb2 as pb
 
 
 class StatsSource:
