@@ -29,7 +29,7 @@ help: ## Lists the targets.
 setup: $(STAMP) ## Installs everything into .venv; a second run does nothing.
 
 demo: $(STAMP) ## Trains 2.6 million embeddings whose moments do not fit the cache.
-	@$(BIN)/python examples/taxonomy.py $(ARGS)
+	@$(BIN)/python -m examples.taxonomy $(ARGS)
 
 test: $(STAMP) ## Runs all tests (not torture).
 	@$(BIN)/python -m pytest -m 'not torture' $(ARGS)
