@@ -7,7 +7,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -37,7 +37,7 @@ from momentd_server.engine.touch import Touch, Toucher
 from momentd_server.jit import Pool
 from momentd_server.obs import machine
 from momentd_server.schema import Schema
-from momentd_server.storage import frames
+from momentd_server.storage import files, frames
 from momentd_server.storage.catalog import Catalog, DropSession, Put
 from momentd_server.storage.datadir import DataDir
 from momentd_server.storage.diskio import ReadPool, aligned_buffer
@@ -113,6 +113,7 @@ class LocalEngine:
             cache_bytes=config.cache_bytes,
             request_record_bytes=limit,
         )
+        self._direct_io = files.takes_direct_io(datadir.path)
         self._scratch = threading.local()
         self._prefetches: queue.Queue[tuple[int, int, Rows] | None] = queue.Queue(_PREFETCH_QUEUE)
         self._prefetcher = threading.Thread(
@@ -193,7 +194,7 @@ class LocalEngine:
         self._toucher.notify()
 
     @contextlib.contextmanager
-    def _request(self) -> Iterator[None]:
+    def _request(self) -> Generator[None]:
         with self._work:
             if self.state not in ("serving", "starting"):
                 raise DaemonUnavailable(
@@ -297,7 +298,7 @@ class LocalEngine:
         return outcomes
 
     @contextlib.contextmanager
-    def _entered(self, wanted: Sequence[tuple[int, int]]) -> Iterator[list[Table]]:
+    def _entered(self, wanted: Sequence[tuple[int, int]]) -> Generator[list[Table]]:
         """The tables, entered in order of id: so that nobody waits in a circle."""
         by_id: dict[int, Table] = {}
         try:
@@ -419,10 +420,9 @@ class LocalEngine:
                     out, least=_LEAST_ROWS,
                 )  # fmt: skip
             step, number = table.step, table.update_number
-            if slots:
-                table.reading += 1
-                cold = np.flatnonzero(source < -1)
-                checks = table.check[rows[cold]]
+            cold = np.flatnonzero(source < -1) if slots else source[:0]
+            checks = table.check[rows[cold]]
+            table.reading += 1 if slots else 0
         if slots:
             try:
                 self._gather_cold(table, rows, -2 - source[cold], cold, checks, offsets, outs)
@@ -546,7 +546,7 @@ class LocalEngine:
             bytes_read=sum(t.counters.bytes_read for t in tables),
             bytes_written=sum(t.counters.bytes_written for t in tables),
             page_cache_bytes=self._store.page_cache_bytes(),
-            direct_io=self._store.direct_io,
+            direct_io=self._direct_io,
             drain_s=dirty_bytes / _WRITE_BYTES_PER_S,
         )
 

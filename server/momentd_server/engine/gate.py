@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from momentd_wire.errors import TableNotFound
@@ -35,7 +35,7 @@ class Gate:
                 self._changed.notify_all()
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def alone(self) -> Generator[None]:
         """Waits for those inside; raises TableNotFound once the table is dropped."""
         with self._changed:
             while self._closed and not self._dropped:
