@@ -31,11 +31,19 @@ class DaemonFailed(RuntimeError):
 class OwnDaemon:
     """Starts `python -m momentd_server serve` and stops it again; a context manager.
 
-    `work_dir` is where its data directory is made: a local disk, not a tmpfs. Raises DaemonFailed
-    with the end of its log if it is not ready within a minute.
+    `work_dir` is where its data directory is made: a local disk, not a tmpfs. `program` stands for
+    `-m momentd_server`, `options` are further ones of `momentd serve`. Raises DaemonFailed with the
+    end of its log if it is not ready within a minute.
     """
 
-    def __init__(self, cache: str, *, work_dir: Path, options: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        cache: str,
+        *,
+        work_dir: Path,
+        program: tuple[str, ...] = ("-m", "momentd_server"),
+        options: tuple[str, ...] = (),
+    ) -> None:
         self.cache = cache
         work_dir.mkdir(parents=True, exist_ok=True)
         self._home = Path(tempfile.mkdtemp(prefix="momentd-", dir=work_dir))
@@ -44,6 +52,7 @@ class OwnDaemon:
         self.data_dir = self._home / "data"
         self.log_path = self._home / "log"
         self.address = f"unix:{self._sockets / 'sock'}"
+        self._program = program
         self._options = options
         self._process: subprocess.Popen[str] | None = None
 
@@ -79,7 +88,7 @@ class OwnDaemon:
             shutil.rmtree(self._sockets, ignore_errors=True)
 
     def _start(self) -> None:
-        command = [sys.executable, "-m", "momentd_server", "serve"]
+        command = [sys.executable, *self._program, "serve"]
         command += ["--data-dir", str(self.data_dir), "--cache", self.cache]
         command += ["--address", self.address, *self._options]
         with self.log_path.open("w") as log:

@@ -1,0 +1,149 @@
+"""What all benchmarks share: settings, results, both sides of a comparison, tables and JSON."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import momentd
+from examples.own_daemon import OwnDaemon
+from momentd_wire.v1 import momentd_pb2 as pb
+
+from . import machine
+
+RESULTS = Path(__file__).parent / "results"
+MIB = 1 << 20
+
+Side = Literal["momentd", "torch"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a run is told. `scale` divides table sizes (for a trial run, never for a result)."""
+
+    work_dir: Path
+    results: Path = RESULTS
+    repeats: int = 5
+    scale: int = 1
+    # What stands on our side; "torch" exercises the harness without a daemon.
+    side: Side = "momentd"
+    console: Console = field(default_factory=Console)
+
+    def rows(self, rows: int) -> int:
+        return rows // self.scale
+
+
+@dataclass
+class Row:
+    """One line of a result: a case, its numbers, and whether they reach the goal, if it has one."""
+
+    case: str
+    numbers: dict[str, float]
+    goal: str = ""
+    reached: bool | None = None
+
+
+@dataclass
+class Result:
+    """What a benchmark found."""
+
+    benchmark: str
+    rows: list[Row] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def publish(result: Result, settings: Settings) -> Path:
+    """Print the table and write it, with the machine, to `results/<benchmark>.json`."""
+    settings.console.print(_table(result))
+    for note in result.notes:
+        settings.console.print(f"  {note}", highlight=False)
+    settings.results.mkdir(parents=True, exist_ok=True)
+    path = settings.results / f"{result.benchmark}.json"
+    document = {
+        "machine": machine.describe(settings.work_dir),
+        "settings": {
+            "repeats": settings.repeats, "scale": settings.scale, "side": settings.side,
+        },
+        **asdict(result),
+    }  # fmt: skip
+    path.write_text(json.dumps(document, indent=2) + "\n")
+    return path
+
+
+@contextmanager
+def daemon(settings: Settings, cache_bytes: int, **options: Any) -> Iterator[OwnDaemon | None]:
+    """A daemon of our own, or None if torch stands on our side."""
+    if settings.side == "torch":
+        yield None
+        return
+    cache = f"{-(-cache_bytes // MIB)}MiB"
+    with OwnDaemon(cache, work_dir=settings.work_dir, **options) as own:
+        yield own
+
+
+def make_optimizer(
+    parameter: torch.nn.Parameter, own: OwnDaemon | None, lr: float = 1e-3
+) -> torch.optim.Optimizer:
+    """The optimizer under test: momentd's on `own`, torch's without a daemon."""
+    if own is None:
+        return torch.optim.SparseAdam([parameter], lr=lr)
+    return momentd.SparseAdam([parameter], lr=lr, address=own.address, run="benchmark")
+
+
+def stats(own: OwnDaemon) -> pb.StatsReply:
+    with momentd.connect(own.address) as client:
+        return client.stats()
+
+
+def settle(own: OwnDaemon | None, *, quiet_s: float = 1.0, limit_s: float = 120.0) -> None:
+    """Wait until the daemon writes nothing in the background any more."""
+    if own is None:
+        return
+    deadline = time.monotonic() + limit_s
+    before = -1
+    while time.monotonic() < deadline:
+        now = stats(own).totals.bytes_written
+        if now == before:
+            return
+        before = now
+        time.sleep(quiet_s)
+
+
+def milliseconds(seconds: Sequence[float]) -> dict[str, float]:
+    """Median and the two deciles of times, in milliseconds."""
+    ordered = sorted(seconds)
+    return {
+        "median_ms": statistics.median(ordered) * 1e3,
+        "p10_ms": ordered[len(ordered) // 10] * 1e3,
+        "p90_ms": ordered[len(ordered) * 9 // 10] * 1e3,
+    }
+
+
+def _table(result: Result) -> Table:
+    table = Table(title=result.benchmark)
+    table.add_column("case", overflow="fold")
+    names = list(dict.fromkeys(name for row in result.rows for name in row.numbers))
+    for name in names:
+        table.add_column(name, justify="right")
+    table.add_column("goal")
+    marks = {None: "", True: " [green]reached", False: " [red]missed"}
+    for row in result.rows:
+        cells = [_number(row.numbers.get(name)) for name in names]
+        table.add_row(row.case, *cells, row.goal + marks[row.reached])
+    return table
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
