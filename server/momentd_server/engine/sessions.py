@@ -283,7 +283,9 @@ class Sessions:
         since_s = session.detached_at_s
         if since_s is None:
             return False
-        return now_s - since_s > self.attach_grace_s or session.process_is_gone()
+        # A gRPC client that never attaches lives as long as it calls.
+        idle_s = now_s - max(since_s, session.last_seen_s)
+        return idle_s > self.attach_grace_s or session.process_is_gone()
 
     def save(self) -> list[SessionRecord]:
         """All sessions, for an orderly restart. Call when no request is in work."""

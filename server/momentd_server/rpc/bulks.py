@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from math import prod
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -17,8 +17,6 @@ from momentd_wire.v1 import momentd_pb2 as pb
 
 if TYPE_CHECKING:
     from momentd_server.rpc.arena import Arena
-
-NO_BULK: Final = pb.Bulk()
 
 
 class Bulks(Protocol):
@@ -38,8 +36,11 @@ class Bulks(Protocol):
         """Where a result of at most this shape goes; None: the engine makes the array."""
         ...
 
-    def place(self, array: np.ndarray | None) -> pb.Bulk:
-        """How the reply refers to a result. Called in the order in which results are sent."""
+    def place(self, array: np.ndarray | None) -> pb.Bulk | None:
+        """How the reply refers to a result; None: it does not, the result is where it was asked for.
+
+        Called in the order in which results are sent.
+        """
         ...
 
     def streamed(self) -> tuple[np.ndarray, ...]:
@@ -81,8 +82,8 @@ class ArenaBulks:
             )
         return self._view(region, dtype, shape, what)
 
-    def place(self, array: np.ndarray | None) -> pb.Bulk:
-        return NO_BULK
+    def place(self, array: np.ndarray | None) -> pb.Bulk | None:
+        return None
 
     def streamed(self) -> tuple[np.ndarray, ...]:
         return ()
@@ -175,9 +176,9 @@ class StreamBulks:
             raise InvalidArgument(f"{what} names an arena: there is none on the gRPC plane")
         return None
 
-    def place(self, array: np.ndarray | None) -> pb.Bulk:
+    def place(self, array: np.ndarray | None) -> pb.Bulk | None:
         if array is None:
-            return NO_BULK
+            return None
         self._results.append(np.ascontiguousarray(array))
         return pb.Bulk(streamed=array.nbytes)
 

@@ -141,11 +141,10 @@ def batch(message: pb.TableUpdate, view: TableView, bulks: Bulks) -> TableBatch:
     )
 
 
-def _check_dtype(dtype: int, wanted: np.dtype, what: str) -> None:
-    if dtype != codec.to_wire(wanted):
+def _check_dtype(dtype: pb.DType, wanted: np.dtype, what: str) -> None:
+    if element_type(dtype, what) != wanted:
         raise InvalidArgument(
-            f"{what} is {pb.DType.Name(dtype) if dtype in pb.DType.values() else dtype}, "
-            f"the table's state is {wanted.name}"
+            f"{what} is {codec.to_numpy(dtype).name}, the table's state is {wanted.name}"
         )
 
 

@@ -340,7 +340,7 @@ class Dispatcher:
             update_number=outcome.update_number,
             rows=count,
             fields=[encode.field(spec) for spec in outcome.fields],
-            values=[bulks.place(values) for values in outcome.values],
+            values=[bulk for values in outcome.values if (bulk := bulks.place(values))],
         )
         return pb.Reply(gather=reply)
 
@@ -438,22 +438,16 @@ def _fingerprint(call: Call, content: bytes) -> bytes:
 def _add_result(
     reply: pb.UpdateReply, item: pb.TableUpdate, outcome: TableOutcome, bulks: Bulks
 ) -> None:
-    result = reply.tables.add(
+    reply.tables.add(
         step=outcome.step,
         update_number=outcome.update_number,
         rows=outcome.rows,
         dtype=item.dtype,
         result=item.result,
+        row_ids=bulks.place(outcome.out_rows),
+        values=bulks.place(outcome.out_values),
+        factors=bulks.place(outcome.out_factors),
     )
-    places = (
-        (result.row_ids, outcome.out_rows),
-        (result.values, outcome.out_values),
-        (result.factors, outcome.out_factors),
-    )
-    for field, array in places:
-        bulk = bulks.place(array)
-        if bulk.WhichOneof("place") is not None:
-            field.CopyFrom(bulk)
 
 
 def _as_repeated(outcome: Outcome) -> Outcome:

@@ -118,9 +118,6 @@ def _parts(handler: Any) -> tuple[Callable[..., grpc.RpcMethodHandler], _Behavio
 
 
 def _abort(context: grpc.ServicerContext, error: Exception) -> None:
-    if not context.is_active():
-        # The caller has gone: nobody reads a status, and `abort` would only raise.
-        return
     if not isinstance(error, MomentdError):
         log.error("request_failed", cause=error)
     wire = errors.to_wire(error)
