@@ -6,14 +6,16 @@ import os
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from momentd._session import Session
 from momentd.errors import MomentdError
 from momentd.table import Table
+
+if TYPE_CHECKING:
+    from momentd._session import Session
 
 Entry = dict[str, Any]
 

@@ -7,7 +7,7 @@ import os
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import torch
@@ -16,7 +16,6 @@ from torch.optim import Optimizer
 
 from momentd import rules
 from momentd._grads import table_shape
-from momentd._session import Session
 from momentd._stream import Stream, UpdateSpec
 from momentd.errors import InvalidArgument, StateRolledBack, UnsupportedFeature
 from momentd.optim import _checkpoint, _groups, _records
@@ -26,8 +25,16 @@ from momentd.optim._plan import Work, is_state_request, places, plan, state_dtyp
 from momentd.optim._records import Record, Records, live_entry
 from momentd.table import Table
 
-# How an optimizer gets to its session; a test puts a second implementation here.
-connect: Callable[[str | None, str | None], Session] = Session.shared
+if TYPE_CHECKING:
+    from momentd._session import Session
+
+
+def connect(address: str | None, run: str | None) -> Session:
+    """The session of this process. A test puts a second implementation in the place of this."""
+    from momentd._session import Session
+
+    return Session.shared(address, run)
+
 
 _NUMPY = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
 

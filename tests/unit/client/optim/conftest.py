@@ -1,0 +1,5 @@
+"""Fixtures of optimizer tests."""
+
+from tests.support.optim import fake
+
+__all__ = ["fake"]
