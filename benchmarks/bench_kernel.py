@@ -8,6 +8,7 @@ Each call updates other random rows, so that records come from memory and not fr
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import platform
 import statistics
@@ -15,8 +16,11 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+
 from momentd_server import rules
 from momentd_server.jit import Pool, warm_up
 from momentd_server.jit.row_protocol import PROGRESS_WORDS
@@ -50,32 +54,47 @@ class Memory:
         specs = self.rule.field_specs(dim, dtype)
         self.schema = Schema(TABLE_ROWS, dim, specs, self.rule.name)
         self.frames = space_bytes // self.schema.record_bytes
-        self.space = np.empty(self.frames * self.schema.record_bytes, np.uint8)
-        self.space[:] = 0
+        self.space = aligned((1, self.frames * self.schema.record_bytes), "uint8")[0]
+        self.space[:] = 0  # zeros() maps one page for all: touch each
         self.words = np.zeros(self.frames, np.uint64)
+        self.index = np.zeros(self.frames, np.int64)
+        self.offset = np.zeros(self.frames, np.int64)
         self.random = np.random.default_rng(1)
 
     def records(self, rows: int, *, workers: int) -> rules.Records:
-        """Records of `rows` random frames; without workers there is no row protocol."""
-        frames = self.random.choice(self.frames, rows, replace=False)
+        """Records of `rows` frames, see `shuffle`; without workers there is no row protocol."""
         return rules.Records(
             space=self.space,
             words=self.words,
-            frame_index=frames,
-            frame_offset=frames * self.schema.record_bytes,
+            frame_index=self.index[:rows],
+            frame_offset=self.offset[:rows],
             word=1 << 8 | 2,
-            undo=np.zeros((workers, self.schema.record_bytes), np.uint8),
-            progress=np.zeros((workers, PROGRESS_WORDS), np.int64),
+            undo=aligned((workers, self.schema.record_bytes), "uint8"),
+            progress=aligned((workers, PROGRESS_WORDS), "int64"),
             schema=self.schema,
         )
+
+    def shuffle(self, rows: int) -> None:
+        """Draw other frames for the first `rows` rows, in place: all cases use the same arrays."""
+        self.index[:rows] = self.random.choice(self.frames, rows, replace=False)
+        np.multiply(self.index[:rows], self.schema.record_bytes, out=self.offset[:rows])
 
     def batch(self, rows: int) -> rules.Batch:
         """A batch of distinct rows in random order; results are deltas."""
         dim, dtype = self.schema.width, self.schema.state_dtype
         ids = self.random.choice(TABLE_ROWS, rows, replace=False)
         plan = rules.plan(ids, TABLE_ROWS, rules.Scratch())
-        grads = self.random.standard_normal((rows, dim)).astype(dtype)
-        return rules.Batch(plan, grads, out_values=np.empty((rows, dim), dtype))
+        grads = aligned((rows, dim), dtype.name)
+        grads[:] = self.random.standard_normal((rows, dim))
+        return rules.Batch(plan, grads, out_values=aligned((rows, dim), dtype.name))
+
+
+def aligned(shape: tuple[int, int], dtype: str) -> NDArray[Any]:
+    """Zeros that start on a cache line, as everything in the daemon's memory does."""
+    nbytes = shape[0] * shape[1] * np.dtype(dtype).itemsize
+    memory = np.zeros(nbytes + 64, np.uint8)
+    skip = -memory.ctypes.data % 64
+    return memory[skip : skip + nbytes].view(dtype).reshape(shape)
 
 
 def milliseconds(call: Callable[[], object]) -> float:
@@ -88,14 +107,15 @@ def milliseconds(call: Callable[[], object]) -> float:
 def time_kernels(args: argparse.Namespace) -> Iterator[Case]:
     """All combinations of threads, protocol and prefetch, taking turns: noise hits all alike."""
     memory = Memory(dim=args.dim, dtype=args.dtype, space_bytes=args.space)
-    batches = [memory.batch(args.rows) for _ in range(3)]
+    batches = itertools.cycle([memory.batch(args.rows) for _ in range(5)])
     pools = {threads: Pool(threads) for threads in args.threads}
     times: dict[tuple[int, bool, bool], list[float]] = {}
     for repeat in range(args.repeats):
         for threads, pool in pools.items():
             for protocol, prefetch in ((True, True), (False, True), (True, False)):
                 records = memory.records(args.rows, workers=threads if protocol else 0)
-                batch = batches[repeat % len(batches)]
+                batch = next(batches)
+                memory.shuffle(args.rows)
                 with fetching_ahead(prefetch):
                     spent = milliseconds(
                         lambda p=pool, r=records, b=batch, s=repeat: memory.rule.apply(

@@ -21,7 +21,7 @@ from momentd_server.schema import FieldSpec, Schema
 _DTYPES: Final = ("float32", "float64")
 
 # Software prefetch, measured: far enough to hide a miss, not so far that lines are lost again.
-AHEAD_BYTES, AHEAD_ROWS, REACH_BYTES = 8192, 16, 2048
+AHEAD_BYTES, AHEAD_ROWS, REACH_BYTES = 8192, 16, 512
 # A thread's part of less than this is done sooner than another thread is woken.
 _LEAST_BYTES: Final = 128 * 1024
 
