@@ -27,6 +27,12 @@ MIB = 1 << 20
 Side = Literal["momentd", "torch"]
 
 
+def make_console() -> Console:
+    """A terminal is as wide as it is; a log is wide enough for the tables."""
+    console = Console()
+    return console if console.is_terminal else Console(width=160)
+
+
 @dataclass(frozen=True)
 class Settings:
     """What a run is told. `scale` divides table sizes (for a trial run, never for a result)."""
@@ -37,7 +43,7 @@ class Settings:
     scale: int = 1
     # What stands on our side; "torch" exercises the harness without a daemon.
     side: Side = "momentd"
-    console: Console = field(default_factory=Console)
+    console: Console = field(default_factory=make_console)
 
     def rows(self, rows: int) -> int:
         return rows // self.scale

@@ -1,0 +1,99 @@
+"""The benchmarks' own machinery, with torch on both sides: it needs no daemon and no clock."""
+
+import json
+import time
+
+import pytest
+import torch
+
+from benchmarks import bench_step, machine, tracing, workload
+from benchmarks.__main__ import main
+from benchmarks.harness import Settings
+
+
+def test_step_benchmark_compares_both_sides_and_writes_json(tmp_path, monkeypatch):
+    tiny = workload.Shape(rows=500, dim=4, distinct=20, entries=30)
+    cases = [
+        bench_step.Case("in turns", tiny, 1.5),
+        bench_step.Case("one by one", tiny, None, in_turns=False),
+    ]
+    monkeypatch.setattr(bench_step, "cases", lambda settings: cases)
+
+    main(["step", "--side", "torch", "--repeats", "2", "--results", str(tmp_path),
+          "--work-dir", str(tmp_path)])  # fmt: skip
+
+    found = json.loads((tmp_path / "step.json").read_text())
+    first, second = found["rows"]
+    assert first["numbers"]["ratio_least"] <= first["numbers"]["ratio_most"]
+    assert first["reached"] == (first["numbers"]["ratio"] >= 1.5)
+    assert second["reached"] is None
+    assert found["machine"]["cores"] >= 1
+    assert found["machine"]["packages"]["torch"] == torch.__version__
+
+
+def test_unknown_benchmark_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        main(["stepp"])
+    assert "no such benchmark: stepp" in capsys.readouterr().err
+
+
+def test_gradients_touch_as_many_distinct_rows_as_asked():
+    shape = workload.Shape(rows=1000, dim=3, distinct=100, entries=250)
+    gradients = workload.Gradients(shape)
+
+    first, second = gradients.next(), gradients.next()
+
+    for gradient in (first, second):
+        assert not gradient.is_coalesced()
+        assert gradient._indices().shape == (1, 250)
+        assert gradient._indices().unique().numel() == 100
+    assert first._indices().tolist() != second._indices().tolist()
+
+
+def test_filling_touches_the_state_of_every_row():
+    parameter = workload.make_parameter(workload.Shape(250, 2, 1, 1))
+    optimizer = torch.optim.SparseAdam([parameter])
+
+    workload.fill_state(parameter, optimizer, fill_rows=100)
+
+    assert (optimizer.state[parameter]["exp_avg"] != 0).all()
+
+
+def test_busy_time_counts_overlapping_intervals_once():
+    intervals = [("a", 0.0, 2.0), ("b", 1.0, 3.0), ("a", 5.0, 9.0), ("c", 20.0, 30.0)]
+
+    assert tracing.busy_seconds(intervals, 1.0, 6.0) == pytest.approx(3.0)
+    assert tracing.by_name(intervals, 1.0, 6.0) == pytest.approx({"a": 2.0, "b": 2.0})
+
+
+def test_traced_functions_keep_their_result_and_are_recorded():
+    class Owner:
+        @staticmethod
+        def work():
+            return 7
+
+    trace = tracing.Trace()
+    trace.wrap(Owner, "work", "work")
+    before = time.monotonic()
+
+    assert Owner.work() == 7
+    ((name, began, ended),) = trace.intervals
+    assert name == "work"
+    assert before <= began <= ended
+
+
+def test_tracing_a_function_that_is_gone_is_an_error():
+    with pytest.raises(AttributeError):
+        tracing.Trace().wrap(time, "no_such_function", "x")
+
+
+def test_machine_is_described(tmp_path):
+    found = machine.describe(tmp_path)
+
+    assert found["memory_bytes"] > 0
+    assert found["disk"]["file_system"]
+    assert machine.process_memory("self")["anonymous"] > 1 << 20
+
+
+def test_scale_divides_tables(tmp_path):
+    assert Settings(work_dir=tmp_path, scale=10).rows(1_000_000) == 100_000
