@@ -20,6 +20,7 @@ from momentd_wire.errors import InvalidArgument
 ADDRESS_VARIABLE: Final = "MOMENTD_ADDRESS"
 TIMEOUT_VARIABLE: Final = "MOMENTD_TIMEOUT"
 TOKEN_VARIABLE: Final = "MOMENTD_TOKEN"
+TLS_CA_VARIABLE: Final = "MOMENTD_TLS_CA"
 DATA_DIR_VARIABLE: Final = "MOMENTD_DATA_DIR"
 # Seconds a client waits for a daemon that does not answer.
 DEFAULT_TIMEOUT_S: Final = 60.0

@@ -40,7 +40,7 @@ class Control:
         target = address.control.target
         if address.kind == "unix":
             target = f"unix:{target}"
-        if tls_ca is not None:
+        if tls_ca is not None and address.kind == "tcp":
             credentials = grpc.ssl_channel_credentials(root_certificates=tls_ca)
             self._channel = grpc.secure_channel(target, credentials, options=_OPTIONS)
         else:

@@ -112,8 +112,9 @@ _CONTROL_OPTIONS: Final = (
     click.option(
         "--tls-ca",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        envvar=addresses.TLS_CA_VARIABLE,
         metavar="FILE",
-        help="Certificate authority of a TCP daemon, PEM; turns TLS on.",
+        help="Certificate authority of a TCP daemon, PEM; turns TLS on; default: $MOMENTD_TLS_CA.",
     ),
 )
 
