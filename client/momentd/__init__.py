@@ -11,13 +11,16 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from momentd import errors
+from momentd import errors as errors
 
 if TYPE_CHECKING:
-    from momentd import rules
-    from momentd.client import Client, connect
-    from momentd._discovery import init
-    from momentd.table import Table
+    from momentd import rules as rules
+    from momentd._discovery import init as init
+    from momentd.client import Client as Client
+    from momentd.client import connect as connect
+    from momentd.clip import clip_grad_norm_ as clip_grad_norm_
+    from momentd.optim.sparse_adam import SparseAdam as SparseAdam
+    from momentd.table import Table as Table
 
 # Public name -> module that has it; imported on first use (PEP 562).
 _LAZY: dict[str, str] = {
@@ -30,6 +33,17 @@ _LAZY: dict[str, str] = {
     "clip_grad_norm_": "momentd.clip",
 }
 _LAZY_MODULES = ("optim", "rules")
+
+__all__ = [
+    "Client",
+    "SparseAdam",
+    "Table",
+    "clip_grad_norm_",
+    "connect",
+    "errors",
+    "init",
+    "rules",
+]
 
 
 def __getattr__(name: str) -> Any:

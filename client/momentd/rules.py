@@ -1,4 +1,4 @@
-"""Update rules as the client sees them: which fields a record has, which hyper-parameters travel."""
+"""Update rules as the client sees them: fields of a record, hyper-parameters of an update."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Rule(Protocol):
 
 
 class SparseAdam:
-    """The rule of `torch.optim.SparseAdam`: fields `exp_avg` and `exp_avg_sq`, each as wide as a row.
+    """The rule of `torch.optim.SparseAdam`; its fields `exp_avg`, `exp_avg_sq` are of dim elements.
 
     Stateless: hyper-parameters are given to each `Table.update`.
     """
@@ -70,9 +70,7 @@ class SparseAdam:
         _check("eps", float(eps), float(eps) > 0, "> 0")
         _check("betas[0]", beta1, 0 <= beta1 < 1, "in [0, 1)")
         _check("betas[1]", beta2, 0 <= beta2 < 1, "in [0, 1)")
-        return pb.SparseAdamHyper(
-            lr=lr, beta1=beta1, beta2=beta2, eps=eps, maximize=bool(maximize)
-        )
+        return pb.SparseAdamHyper(lr=lr, beta1=beta1, beta2=beta2, eps=eps, maximize=bool(maximize))
 
     def __repr__(self) -> str:
         return "SparseAdam()"

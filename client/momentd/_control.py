@@ -1,0 +1,102 @@
+"""Calls that change something beside updates: numbered like them, completed like them."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, NamedTuple
+
+from momentd._transport import Block, Call
+from momentd_wire.errors import DaemonUnavailable, InternalError, MomentdError, StateRolledBack
+from momentd_wire.v1 import momentd_pb2 as pb
+
+if TYPE_CHECKING:
+    from momentd._session import Session
+
+
+class _Place(NamedTuple):
+    """Where the stream is. Replaced as a whole, by one assignment."""
+
+    incarnation: int
+    acknowledged: int = 0
+    pending: Call | None = None
+
+
+class Control:
+    """The session's own stream: one call after the other, each done exactly once.
+
+    A call that an exception has broken off may or may not have reached the daemon. The next one
+    first brings it to its end; a table that it made for nobody is dropped.
+    """
+
+    def __init__(self, stream: int) -> None:
+        self._stream = stream
+        self._place = _Place(0)
+        # Held while a call of this stream is in work. Re-entrant, see Arena._lock.
+        self._lock = threading.RLock()
+
+    def run(self, session: Session, request: pb.Request | NumberedCall) -> pb.Reply:
+        """Do a call. Raises the daemon's error; after DaemonUnavailable it may still be done."""
+        call = Call(request) if isinstance(request, pb.Request) else request
+        with self._lock:
+            session.connected()
+            self._settle(session)
+            place = self._current(session)
+            self._number(call, place.acknowledged + 1)
+            self._place = place._replace(pending=call)
+            return self._complete(session, call)
+
+    def _complete(self, session: Session, call: Call) -> pb.Reply:
+        """Bring the pending call to its end and acknowledge it."""
+        place = self._place
+        try:
+            return session.finish(call, "a reply", place.incarnation)
+        except StateRolledBack:
+            if not call.settled:
+                # The session is gone, and its numbers with it.
+                self._place = place._replace(pending=None)
+            raise
+        finally:
+            if call.settled:
+                self._place = _Place(place.incarnation, place.acknowledged + 1)
+
+    def _settle(self, session: Session) -> None:
+        """Complete what an earlier call left behind."""
+        call = self._current(session).pending
+        if call is None:
+            return
+        try:
+            reply = self._complete(session, call)
+        except DaemonUnavailable:
+            raise
+        except MomentdError:
+            return  # its caller is gone
+        made = reply.open_table.table if reply.HasField("open_table") else reply.clone_table.table
+        if made.table.id and not made.name:
+            self.run(session, pb.Request(drop_table=pb.DropTableRequest(ids=[made.table.id])))
+
+    def _current(self, session: Session) -> _Place:
+        place = self._place
+        if place.incarnation != session.incarnation:
+            place = self._place = _Place(session.incarnation)
+        return place
+
+    def _number(self, call: Call, number: int) -> None:
+        sequence = pb.Sequence(stream=self._stream, number=number)
+        if isinstance(call, NumberedCall):
+            call.sequence = sequence
+            return
+        request = call.request
+        kind = None if request is None else request.WhichOneof("call")
+        if kind is None:
+            raise InternalError("a call without a request")
+        getattr(request, kind).sequence.CopyFrom(sequence)
+
+
+class NumberedCall(Call):
+    """A call that is built for each block, with its number."""
+
+    sequence: pb.Sequence
+
+    def build(self, block: Block | None) -> pb.Request:
+        """See `Call.build`."""
+        raise NotImplementedError

@@ -1,0 +1,310 @@
+"""The gRPC plane: the same requests, with bulk arrays behind the head in pieces.
+
+Imported only when an address asks for it: importing grpc takes a while and starts threads on use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, ClassVar, Final
+
+import grpc
+import numpy as np
+
+from momentd._arena import HeapBlock
+from momentd._transport import Block, Call, ConnectionLost, Hook
+from momentd._waits import Patience
+from momentd_wire import errors, limits
+from momentd_wire.v1 import momentd_pb2 as pb
+from momentd_wire.v1 import momentd_pb2_grpc
+
+_OPTIONS: Final = (
+    # A proxy of the environment must not see local or private traffic.
+    ("grpc.enable_http_proxy", 0),
+    # Each channel has its own connections: closing one must not depend on another session.
+    ("grpc.use_local_subchannel_pool", 1),
+    # The defaults wait up to two minutes between attempts.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    # Pieces are small; heads and lists of tables may be longer than the 4 MiB default.
+    ("grpc.max_receive_message_length", 64 << 20),
+    ("grpc.max_send_message_length", 64 << 20),
+)
+# A deadline must leave time for the bytes: what the slowest useful network moves in a second.
+_SLOWEST_BYTES_S: Final = 10 << 20
+# Channels of a parent process, kept as they are: closing one in a forked child may hang.
+_ABANDONED: Final[list[object]] = []
+
+# Kind of a request -> method and part message, for calls whose request is streamed.
+_STREAMED: Final[dict[str, tuple[str, Callable[..., Any]]]] = {
+    "update": ("Update", pb.UpdatePart),
+    "gather": ("Gather", pb.GatherPart),
+    "scatter": ("Scatter", pb.ScatterPart),
+    "prefetch": ("Prefetch", pb.PrefetchPart),
+}
+_UNARY: Final[dict[str, str]] = {
+    "hello": "Hello",
+    "open_table": "OpenTable",
+    "get_table": "GetTable",
+    "list_tables": "ListTables",
+    "drop_table": "DropTable",
+    "clone_table": "CloneTable",
+    "flush": "Flush",
+    "stats": "Stats",
+    "stop": "Stop",
+}
+_REPLY_STREAMED: Final = frozenset({"update", "gather"})
+
+
+class GrpcTransport:
+    """See `Transport`. `target` is what grpc calls one: unix:PATH or HOST:PORT."""
+
+    plane: ClassVar[str] = "grpc"
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        token: str | None = None,
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        """Makes the channel; connects with the first call."""
+        self.target = target
+        self._lost = False
+        options = list(_OPTIONS)
+        self._channel = (
+            grpc.insecure_channel(target, options)
+            if credentials is None
+            else grpc.secure_channel(target, credentials, options)
+        )
+        self._stub = momentd_pb2_grpc.MomentdStub(self._channel)
+        self._metadata: tuple[tuple[str, str | bytes], ...] = ()
+        if token is not None:
+            self._metadata = ((limits.TOKEN_METADATA, token),)
+        self._piece_bytes = limits.PIECE_BYTES
+        self._attachment: Any = None
+
+    def __repr__(self) -> str:
+        return f"GrpcTransport({self.target}, {'lost' if self.lost else 'open'})"
+
+    def __del__(self) -> None:
+        if hasattr(self, "_attachment"):
+            self.close()
+
+    @property
+    def lost(self) -> bool:
+        """Also when the stream that keeps the session alive has ended."""
+        attached = self._attachment
+        return self._lost or (attached is not None and not attached.is_active())
+
+    def welcome(self, hello: pb.HelloReply) -> None:
+        """See `Transport.welcome`. Opens the stream that keeps the session alive."""
+        if not hello.session:
+            return
+        self._metadata = (*self._metadata, (limits.SESSION_METADATA, hello.session))
+        self._piece_bytes = min(limits.PIECE_BYTES, hello.limits.piece_bytes or limits.PIECE_BYTES)
+        self._attachment = self._stub.Attach(pb.AttachRequest(), metadata=self._metadata)
+
+    def owns(self, block: Block) -> bool:
+        """See `Transport.owns`."""
+        return isinstance(block, HeapBlock)
+
+    def announce_to(self, mapped: Hook, unmapped: Hook | None) -> None:
+        """See `Transport.announce_to`: there are no arenas here."""
+
+    def allocate(self, nbytes: int) -> HeapBlock:
+        """See `Transport.allocate`."""
+        return HeapBlock(nbytes)
+
+    def post(self, call: Call) -> None:
+        """See `Transport.post`. Calls with a streamed reply start now, others in `advance`."""
+        call.rpc = None
+        if _kind(call) in _REPLY_STREAMED:
+            call.rpc = self._start(call, None)
+        call.on = self
+
+    def advance(self, call: Call, patience: Patience) -> None:
+        """See `Transport.advance`. There is no partial progress on this plane."""
+        kind = _kind(call)
+        # Whatever ends this without a reply, the call is posted again.
+        call.on = None
+        try:
+            with patience.watched():
+                if kind in _REPLY_STREAMED:
+                    reply = _receive(call, kind)
+                else:
+                    reply = self._start(call, patience)
+        except grpc.RpcError as error:
+            call.reply = self._failure(error, patience)
+        except BaseException:
+            # Ctrl-C: give this attempt up.
+            if call.rpc is not None:
+                call.rpc.cancel()
+            raise
+        else:
+            call.reply = reply
+
+    def _start(self, call: Call, patience: Patience | None) -> Any:
+        """Start a call with a streamed reply, or run one whose reply is a message."""
+        request = call.request
+        kind = _kind(call)
+        head = getattr(request, kind)
+        sources = call.sources()
+        payload = sum(source.nbytes for source in sources)
+        left_s = patience.remaining_s if patience is not None else call.timeout_s
+        options: dict[str, Any] = {
+            "timeout": left_s + payload / _SLOWEST_BYTES_S,
+            "metadata": self._metadata,
+        }
+        if kind in _UNARY:
+            # Hello waits for a daemon that is coming up by itself: the session retries it.
+            return pb.Reply(**{kind: getattr(self._stub, _UNARY[kind])(head, **options)})
+        method, part = _STREAMED[kind]
+        parts = _parts(part, head, sources, self._piece_bytes)
+        started = getattr(self._stub, method)(parts, **options)
+        return started if kind in _REPLY_STREAMED else pb.Reply(**{kind: started})
+
+    def _failure(self, error: grpc.RpcError, patience: Patience) -> pb.Reply:
+        """What a failed call means. Raises ConnectionLost, or DaemonUnavailable."""
+        code = error.code()
+        detail = _wire_error(error)
+        if detail is not None:
+            return pb.Reply(error=detail)
+        if code in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}:
+            self._lost = True
+            raise ConnectionLost(error.details() or str(code)) from error
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+            raise errors.DaemonUnavailable(
+                f"gave up after {patience.timeout_s:g} s of waiting for {patience.what} at "
+                f"{patience.where}: no answer; it may still be done, and is completed by the "
+                "next call"
+            ) from error
+        reason = _REASONS.get(code, pb.REASON_INTERNAL)
+        text = f"{patience.where} refused {patience.what} ({code.name}): {error.details()}"
+        return pb.Reply(error=pb.Error(reason=reason, message=text))
+
+    def close(self) -> None:
+        """See `Transport.close`."""
+        self._lost = True
+        if self._attachment is not None:
+            self._attachment.cancel()
+            self._attachment = None
+        self._channel.close()
+
+    def abandon(self) -> None:
+        """See `Transport.abandon`."""
+        self._lost = True
+        _ABANDONED.append((self._channel, self._stub, self._attachment, self))
+        self._attachment = None
+
+
+# What a status says that carries no error of ours: it comes from grpc itself or from a proxy.
+_REASONS: Final = {
+    grpc.StatusCode.INVALID_ARGUMENT: pb.REASON_INVALID_ARGUMENT,
+    grpc.StatusCode.NOT_FOUND: pb.REASON_SESSION_NOT_FOUND,
+    grpc.StatusCode.PERMISSION_DENIED: pb.REASON_PERMISSION_DENIED,
+    grpc.StatusCode.UNAUTHENTICATED: pb.REASON_PERMISSION_DENIED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: pb.REASON_LIMIT_EXCEEDED,
+    grpc.StatusCode.UNIMPLEMENTED: pb.REASON_INCOMPATIBLE,
+}
+
+
+def _kind(call: Call) -> str:
+    kind = None if call.request is None else call.request.WhichOneof("call")
+    if kind is None:
+        raise TypeError("prepare() the call first")
+    return kind
+
+
+def _wire_error(error: grpc.RpcError) -> pb.Error | None:
+    trailers: Any = error.trailing_metadata() or ()
+    for key, value in trailers:
+        if key == limits.ERROR_METADATA:
+            return pb.Error.FromString(value)
+    return None
+
+
+def _parts(
+    part: Callable[..., Any], head: Any, sources: list[np.ndarray], piece_bytes: int
+) -> Iterator[Any]:
+    yield part(head=head)
+    for data in pieces(sources, piece_bytes):
+        yield part(piece=pb.Piece(data=data))
+
+
+def pieces(sources: Iterable[np.ndarray], piece_bytes: int) -> Iterator[bytes]:
+    """The bytes of all arrays one after the other, in pieces of `piece_bytes` but the last."""
+    held: list[memoryview] = []
+    room = piece_bytes
+    for source in sources:
+        rest = source.reshape(-1).view(np.uint8).data
+        while rest.nbytes:
+            held.append(rest[:room])
+            room -= held[-1].nbytes
+            rest = rest[held[-1].nbytes :]
+            if room == 0:
+                yield b"".join(held)
+                held, room = [], piece_bytes
+    if held:
+        yield b"".join(held)
+
+
+def _receive(call: Call, kind: str) -> pb.Reply:
+    """Read a streamed reply: the head, then the bytes of its bulk fields into the call's sinks."""
+    parts = iter(call.rpc)
+    first = next(parts, None)
+    if first is None or not first.HasField("head"):
+        raise ConnectionLost("the daemon's reply ended before it began")
+    reply = pb.Reply(**{kind: first.head})
+    sinks = [
+        sink.reshape(-1).view(np.uint8)[: bulk.streamed]
+        for index, field, bulk in _reply_bulks(reply)
+        if bulk.HasField("streamed") and (sink := call.sink(index, field)) is not None
+    ]
+    for data in (memoryview(part.piece.data) for part in parts):
+        _scatter(data, sinks)
+    if sinks and (len(sinks) > 1 or sinks[0].size):
+        raise ConnectionLost("the daemon's reply ended before its last byte")
+    return reply
+
+
+def _scatter(data: memoryview, sinks: list[np.ndarray]) -> None:
+    """Put the next bytes where they belong; `sinks` keeps what is still to be filled."""
+    while data.nbytes:
+        while sinks and not sinks[0].size:
+            del sinks[0]
+        if not sinks:
+            raise errors.InternalError("the daemon sent more bytes than it announced")
+        taken = min(data.nbytes, sinks[0].size)
+        sinks[0][:taken] = data[:taken]
+        sinks[0] = sinks[0][taken:]
+        data = data[taken:]
+    while sinks and not sinks[0].size:
+        del sinks[0]
+
+
+def _reply_bulks(reply: pb.Reply) -> Iterator[tuple[int, str, pb.Bulk]]:
+    """(index, field, bulk) of a reply's bulk fields, in wire order."""
+    if reply.HasField("update"):
+        for index, table in enumerate(reply.update.tables):
+            yield index, "row_ids", table.row_ids
+            yield index, "values", table.values
+            yield index, "factors", table.factors
+    else:
+        for index, bulk in enumerate(reply.gather.values):
+            yield index, "values", bulk
+
+
+def unix_target(path: str) -> str:
+    """How grpc writes a Unix socket."""
+    return f"unix:{path}"
+
+
+def tls(ca_file: str | None) -> grpc.ChannelCredentials:
+    """Credentials for TLS: the roots of the system, or of one file (PEM)."""
+    if ca_file is None:
+        return grpc.ssl_channel_credentials()
+    with contextlib.closing(open(ca_file, "rb")) as file:  # noqa: PTH123
+        return grpc.ssl_channel_credentials(file.read())
