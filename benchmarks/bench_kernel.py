@@ -200,9 +200,7 @@ def case(
     """A line from the times of all calls; the first tenth warms up."""
     kept = spent[len(spent) // 10 :]
     best, median = round(min(kept), 4), round(statistics.median(kept), 4)
-    return Case(
-        what, args.rows, args.dim, args.dtype, threads, protocol, prefetch, best, median
-    )
+    return Case(what, args.rows, args.dim, args.dtype, threads, protocol, prefetch, best, median)
 
 
 def show(cases: list[Case]) -> None:
@@ -235,7 +233,10 @@ def main() -> None:
         cases += time_torch(args)
     show(cases)
     if args.json:
-        machine = {"cpu": platform.processor() or platform.machine(), "python": platform.python_version()}
+        machine = {
+            "cpu": platform.processor() or platform.machine(),
+            "python": platform.python_version(),
+        }
         result = {"machine": machine, "cases": [asdict(c) for c in cases]}
         args.json.write_text(json.dumps(result, indent=2) + "\n")
 

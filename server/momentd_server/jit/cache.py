@@ -21,11 +21,12 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import llvmlite
 import llvmlite.binding as llvm
 import numba
+from numba.core import config
 
 _LOG = logging.getLogger(__name__)
 _SERVER: Final = Path(__file__).resolve().parent.parent
@@ -50,8 +51,9 @@ def cache_key() -> str:
 
 def _cpu() -> str:
     """CPU name and features that numba compiles for; its own settings may override the host's."""
-    name = numba.config.CPU_NAME or llvm.get_host_cpu_name()
-    features = numba.config.CPU_FEATURES or llvm.get_host_cpu_features().flatten()
+    settings: Any = config
+    name = settings.CPU_NAME or llvm.get_host_cpu_name()
+    features = settings.CPU_FEATURES or llvm.get_host_cpu_features().flatten()
     return f"{name} {features}"
 
 

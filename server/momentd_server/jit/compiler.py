@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
 import numba
+from numba.core import config
 
 from momentd_server.jit import cache
 
@@ -14,7 +15,8 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 # Set before the first kernel is defined: numba looks it up in the decorator.
 CACHE_DIRECTORY: Final[Path] = cache.choose_directory(cache.cache_key())
-numba.config.CACHE_DIR = str(CACHE_DIRECTORY)
+_settings: Any = config
+_settings.CACHE_DIR = str(CACHE_DIRECTORY)
 
 _OPTIONS: Final[dict[str, Any]] = {
     "nogil": True,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from momentd_wire.errors import UnsupportedFeature
-
 from momentd_server.rules.batch import Plan, Scratch, plan
 from momentd_server.rules.rule import Batch, Records, ResultKind, Rule
 from momentd_server.rules.sparse_adam import SparseAdam, SparseAdamHyper
+from momentd_wire.errors import UnsupportedFeature
 
-_RULES: Final[dict[str, Rule]] = {rule.name: rule for rule in (SparseAdam(),)}
+_ALL: Final[tuple[Rule, ...]] = (SparseAdam(),)
+_RULES: Final = {rule.name: rule for rule in _ALL}
 
 
 def get(name: str) -> Rule:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from momentd_wire.errors import InvalidArgument, RowOutOfRange
 from numpy.typing import NDArray
 
 from momentd_server.jit import mutable_alias, register_warmup
 from momentd_server.rules import radix
+from momentd_wire.errors import InvalidArgument, RowOutOfRange
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +93,7 @@ def plan(rows: NDArray[np.int64], table_rows: int, scratch: Scratch) -> Plan:
         return Plan(scratch.private[:count], identity[:count], identity[: count + 1])
     if distinct == radix.TOO_WIDE:
         distinct = _arrange_wide(count, scratch)
-    return Plan(
-        scratch.unique[:distinct], scratch.order[:count], scratch.starts[: distinct + 1]
-    )
+    return Plan(scratch.unique[:distinct], scratch.order[:count], scratch.starts[: distinct + 1])
 
 
 def _arrange_wide(count: int, scratch: Scratch) -> int:
@@ -120,8 +118,7 @@ def _out_of_range(private: NDArray[np.int64], table_rows: int) -> RowOutOfRange:
     position = int(np.flatnonzero((private < 0) | (private >= table_rows))[0])
     row = int(private[position])
     return RowOutOfRange(
-        f"row id {row} at position {position} is outside [0, {table_rows}); "
-        "nothing was changed",
+        f"row id {row} at position {position} is outside [0, {table_rows}); nothing was changed",
         row=row,
         position=position,
         rows=table_rows,

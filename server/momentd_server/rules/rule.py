@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 import numpy as np
-from momentd_wire.errors import InvalidArgument
 from numpy.typing import NDArray
 
 from momentd_server.jit import Pool
 from momentd_server.rules.batch import Plan
 from momentd_server.schema import FieldSpec, Schema
+from momentd_wire.errors import InvalidArgument
 
 ResultKind = Literal["delta", "value", "none"]
 Floats: TypeAlias = "NDArray[np.float32] | NDArray[np.float64]"
@@ -105,10 +105,8 @@ def _check_array(
 class Rule(Protocol):
     """One kind of update. Stateless: everything that it knows is in its arguments."""
 
-    @property
-    def name(self) -> str:
-        """As in the schema of a table, e.g. "sparse_adam"."""
-        ...
+    name: ClassVar[str]
+    """As in the schema of a table, e.g. "sparse_adam"."""
 
     def field_specs(self, width: int, dtype: str) -> tuple[FieldSpec, ...]:
         """The fields of a record for rows of `width` elements whose state is of `dtype`."""
@@ -119,7 +117,7 @@ class Rule(Protocol):
         ...
 
     def check_batch(self, schema: Schema, batch: Batch, hyper: object, step: int) -> None:
-        """Raise InvalidArgument or UnsupportedFeature unless `apply` can do this; changes nothing."""
+        """Raise InvalidArgument unless `apply` can do this; changes nothing."""
         ...
 
     def apply(

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
-from momentd_wire.errors import InvalidArgument, UnsupportedFeature
 from numpy.typing import NDArray
 
 from momentd_server.jit import Pool, mutable_alias, register_warmup
@@ -17,6 +16,7 @@ from momentd_server.rules import adam_kernels as kernels
 from momentd_server.rules.batch import Scratch, plan
 from momentd_server.rules.rule import Batch, Floats, Records, ResultKind
 from momentd_server.schema import FieldSpec, Schema
+from momentd_wire.errors import InvalidArgument, UnsupportedFeature
 
 _DTYPES: Final = ("float32", "float64")
 
@@ -63,7 +63,7 @@ def _check_number(name: str, value: float, low: float, high: float) -> None:
 class SparseAdam:
     """The rule "sparse_adam": one fused pass over the records of a batch's distinct rows."""
 
-    name: Final = "sparse_adam"
+    name: ClassVar[str] = "sparse_adam"
 
     def field_specs(self, width: int, dtype: str) -> tuple[FieldSpec, ...]:
         return (
@@ -77,7 +77,9 @@ class SparseAdam:
             raise UnsupportedFeature(
                 f"sparse_adam keeps its state as {' or '.join(_DTYPES)}, not {dtype}", dtype=dtype
             )
-        wanted = [(spec.name, spec.dtype, spec.width) for spec in self.field_specs(schema.width, dtype)]
+        wanted = [
+            (spec.name, spec.dtype, spec.width) for spec in self.field_specs(schema.width, dtype)
+        ]
         given = [(spec.name, spec.dtype, spec.width) for spec in schema.fields]
         if schema.width < 1 or given != wanted:
             raise InvalidArgument(
