@@ -71,7 +71,7 @@ class Sampler:
         ancestors = self._random_ancestors(repeated)
         kept = ancestors != self._held_out[repeated]
         negatives = self._draw_negatives()
-        rows = np.unique(np.concatenate([nodes, ancestors, negatives]))
+        rows = _distinct(np.concatenate([nodes, ancestors, negatives]))
         self._position[rows] = np.arange(len(rows))
         shape = (len(nodes), self._ancestors)
         return Batch(
@@ -97,3 +97,9 @@ class Sampler:
             _, first = np.unique(drawn, return_index=True)
             if len(first) >= self._negatives:
                 return drawn[np.sort(first)[: self._negatives]]
+
+
+def _distinct(ids: Ints) -> Ints:
+    """np.unique, which for plain integers is a hash table and four times as slow."""
+    ordered = np.sort(ids)
+    return ordered[np.append(True, ordered[1:] != ordered[:-1])]
