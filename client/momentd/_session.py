@@ -155,7 +155,7 @@ class Session:
 
         return Table(self, info)
 
-    # ------------------------------------------------------------------------------- streams, memory
+    # ------------------------------------------------------------------------------- memory
 
     def stream(self) -> Stream:
         """A new stream; opens nothing."""
