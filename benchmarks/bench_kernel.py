@@ -217,7 +217,7 @@ def show(cases: list[Case]) -> None:
 
 def main() -> None:
     """Measure, print, and write JSON if asked to."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Time the fused sparse_adam kernel.")
     parser.add_argument("--rows", type=int, default=10_000, help="distinct rows a call")
     parser.add_argument("--dim", type=int, default=128, help="elements a row")
     parser.add_argument("--dtype", default="float32", choices=("float32", "float64"))

@@ -110,6 +110,8 @@ class SparseAdam:
         stop: int,
     ) -> None:
         schema = records.schema
+        if 0 < len(records.undo) < pool.threads:
+            raise ValueError(f"{pool.threads} threads need as many undo rows: {len(records.undo)}")
         dtype = schema.state_dtype
         nothing = _NOTHING[dtype]
         factors = nothing[0] if batch.out_factors is None else batch.out_factors
