@@ -72,10 +72,14 @@ class LocalClient:
         self.memory: mmap.mmap | None = None
         self.hello: pb.HelloReply | None = None
         self.progress: list[pb.UpdateProgress] = []
-        if hello.pop("greet", True):
-            self.hello = self.call(hello=hello_request(**hello)).hello
-        if arena_bytes:
-            self.grow(arena_bytes)
+        try:
+            if hello.pop("greet", True):
+                self.hello = self.call(hello=hello_request(**hello)).hello
+            if arena_bytes:
+                self.grow(arena_bytes)
+        except BaseException:
+            self.sock.close()
+            raise
 
     def close(self) -> None:
         self.sock.close()
@@ -223,7 +227,11 @@ class GrpcClient:
         self.metadata = list(metadata)
         self.hello: pb.HelloReply | None = None
         if greet:
-            self.hello = self.call("Hello", hello_request(**hello))
+            try:
+                self.hello = self.call("Hello", hello_request(**hello))
+            except BaseException:
+                self.channel.close()
+                raise
             if self.hello.session:
                 self.metadata.append((limits.SESSION_METADATA, self.hello.session))
 

@@ -38,8 +38,8 @@ class Outcome:
     bulk: tuple[np.ndarray, ...] = ()
 
     @property
-    def nbytes(self) -> int:
-        return len(self.body) + sum(array.nbytes for array in self.bulk)
+    def bulk_bytes(self) -> int:
+        return sum(array.nbytes for array in self.bulk)
 
 
 class StreamState:
@@ -161,10 +161,10 @@ class Session:
             return [(stream, state.number) for stream, state in sorted(self._streams.items())]
 
     def held_bytes(self) -> int:
-        """Bytes of stored outcomes."""
+        """Bulk bytes of stored outcomes."""
         with self._lock:
             outcomes = [state.outcome for state in self._streams.values()]
-        return sum(outcome.nbytes for outcome in outcomes if outcome is not None)
+        return sum(outcome.bulk_bytes for outcome in outcomes if outcome is not None)
 
     def save(self) -> SessionRecord:
         """The session as it is now. Call when no request is in work."""

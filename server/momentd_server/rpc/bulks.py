@@ -37,7 +37,7 @@ class Bulks(Protocol):
         ...
 
     def place(self, array: np.ndarray | None) -> pb.Bulk | None:
-        """How the reply refers to a result; None: it does not, the result is where it was asked for.
+        """How the reply refers to a result; None: not at all, it is where it was asked for.
 
         Called in the order in which results are sent.
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from collections.abc import Callable
@@ -20,6 +21,19 @@ from momentd_wire.v1 import momentd_pb2 as pb
 
 # Room for the other fields of a packet that carries a fragment.
 _FRAGMENT_BYTES: Final = limits.PACKET_BYTES - 64
+
+
+def hang_up(sock: socket.socket) -> None:
+    """Close a connection so that the peer can still read what was sent to it.
+
+    The kernel resets a peer whose packets are unread at the close, and a reset hides replies.
+    """
+    with contextlib.suppress(OSError):
+        # First no more packets can come in, then those that came are taken.
+        sock.shutdown(socket.SHUT_RD)
+        while sock.recv(1, socket.MSG_DONTWAIT):
+            pass
+    sock.close()
 
 
 class Connection:
@@ -74,7 +88,7 @@ class Connection:
 
     def close(self) -> None:
         """Free the arenas, end the session unless it is kept or another connection has it."""
-        self._sock.close()
+        hang_up(self._sock)
         session = self._session
         if session is None:
             return

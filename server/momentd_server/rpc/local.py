@@ -12,7 +12,7 @@ from typing import Final
 
 from momentd_server.obs.logs import log
 from momentd_server.rpc.arena import ArenaBudget
-from momentd_server.rpc.connection import Connection
+from momentd_server.rpc.connection import Connection, hang_up
 from momentd_server.rpc.dispatcher import Dispatcher, Peer
 from momentd_server.rpc.socket_path import SocketPath
 from momentd_wire import errors
@@ -148,9 +148,8 @@ def _turn_away(sock: socket.socket, error: errors.MomentdError) -> None:
     try:
         sock.send(pb.Reply(error=errors.to_wire(error)).SerializeToString(), socket.MSG_DONTWAIT)
     except OSError:
-        return
-    finally:
-        sock.close()
+        pass  # it has gone by itself
+    hang_up(sock)
 
 
 def _overflow_uid() -> int:
