@@ -81,7 +81,7 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def _vector(grad: Tensor) -> Tensor:
-    """All elements of a gradient, each position once, 16-bit ones widened. Absent zeros may lack."""
+    """All stored elements of a gradient, each position once, 16-bit ones widened."""
     if not is_sparse(grad):
         values = grad
     elif grad.layout is torch.sparse_coo and not grad.is_coalesced():

@@ -18,6 +18,7 @@ from momentd._stream import UpdateInput, UpdateResult, UpdateSpec
 from momentd.errors import (
     DaemonUnavailable,
     InvalidArgument,
+    MomentdError,
     RowOutOfRange,
     StateRolledBack,
     TableNotFound,
@@ -53,7 +54,11 @@ class Stored:
 
 @dataclass
 class FakeDaemon:
-    """What a daemon holds. `faults` are raised one by one by the next calls that reach it."""
+    """What a daemon holds, and how it fails: see the fields after `outcomes`.
+
+    `down`: nobody answers. `lose_replies`: so many outcomes do not arrive. `refuse`: errors that
+    the next updates get. `progress_rows`: length of the ranges in which results appear.
+    """
 
     tables: dict[int, Stored] = field(default_factory=dict)
     outcomes: dict[tuple[int, int], Any] = field(default_factory=dict)
@@ -81,7 +86,7 @@ class FakeDaemon:
         if self.down:
             raise DaemonUnavailable(f"{what}: the daemon does not answer")
         self.log.append(what)
-        if self.refuse:
+        if what == "update" and self.refuse:
             raise self.refuse.pop(0)
 
     # ------------------------------------------------------------------ update, all or nothing
@@ -189,9 +194,7 @@ class FakeSession:
     def open_table(self, schema, *, name=None, label="", mode=None) -> FakeTable:
         self._reach("open_table")
         fields = {
-            spec.name: np.full(
-                (schema.rows, spec.width), spec.initial, codec.to_numpy(spec.dtype)
-            )
+            spec.name: np.full((schema.rows, spec.width), spec.initial, codec.to_numpy(spec.dtype))
             for spec in schema.fields
         }
         stored = Stored(next(self.daemon._ids), self, label, schema, fields)
@@ -248,6 +251,7 @@ class FakeUpdate:
         self.inputs = tuple(_room(spec) for spec in specs)
         self.number: int | None = None
         self._closed = False
+        self._heard = False
 
     @property
     def _key(self) -> tuple[int, int]:
@@ -255,8 +259,13 @@ class FakeUpdate:
         return self._stream.id, self.number
 
     @property
-    def done(self) -> bool:
+    def _decided(self) -> bool:
+        """Whether the daemon has applied or refused it; the client may not have heard of it."""
         return self.number is not None and self._key in self._daemon.outcomes
+
+    @property
+    def done(self) -> bool:
+        return self._heard
 
     def send(self) -> None:
         if self.number is None:
@@ -268,12 +277,12 @@ class FakeUpdate:
         """The daemon's half: once for each number."""
         if self._daemon.down:
             return
-        if not self.done:
+        if not self._decided:
             try:
                 outcome = self._daemon.apply(self.specs, self.inputs)
             except DaemonUnavailable:
                 return
-            except Exception as error:
+            except MomentdError as error:
                 outcome = error
             self._daemon.outcomes[self._key] = outcome
 
@@ -282,9 +291,10 @@ class FakeUpdate:
         if self._daemon.lose_replies:
             self._daemon.lose_replies -= 1
             raise DaemonUnavailable("the reply got lost")
-        if not self.done:
+        if not self._decided:
             raise DaemonUnavailable("nobody answered in time")
         outcome = self._daemon.outcomes[self._key]
+        self._heard = True
         if isinstance(outcome, Exception):
             raise outcome
         return outcome

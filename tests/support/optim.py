@@ -12,6 +12,9 @@ import momentd
 from momentd.optim import base
 from tests.support.fake_session import FakeDaemon
 
+# torch warns where this was never said; and what tests build should be checked.
+torch.sparse.check_sparse_tensor_invariants.enable()
+
 
 @pytest.fixture
 def fake(monkeypatch) -> FakeDaemon:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from momentd import rules
 from momentd._grads import table_shape
 from momentd.errors import InvalidArgument, SnapshotNotFound
 from momentd.optim import _groups
-from momentd.optim._records import Entry, Record, Records, live_entry
+from momentd.optim._records import Entry, Record, is_placeholder
 from momentd.table import Table
 
 if TYPE_CHECKING:
@@ -95,17 +95,13 @@ def save(optimizer: TableOptimizer) -> StateDict:
         packed["params"] = [index_of[id(param)] for param in params]
         groups.append(packed)
         start += len(params)
-    state: dict[Any, Any] = {}
-    for key, entry in _placed(optimizer, index_of):
-        state[key] = entry
-    return {"state": state, "param_groups": groups}
+    return {"state": dict(_placed(optimizer, index_of)), "param_groups": groups}
 
 
-def _placed(
-    optimizer: TableOptimizer, index_of: dict[int, int]
-) -> Iterator[tuple[Any, Any]]:
-    for key, entry in optimizer.state.items():
-        if not isinstance(key, Tensor):
+def _placed(optimizer: TableOptimizer, index_of: dict[int, int]) -> Iterator[tuple[Any, Any]]:
+    items: Iterable[tuple[Any, Any]] = optimizer.state.items()
+    for key, entry in items:
+        if not isinstance(key, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
             yield key, entry
         elif id(key) in index_of:
             yield index_of[id(key)], _full_entry(optimizer, key, entry)
@@ -120,10 +116,12 @@ def _placed(
 
 def portable_state(optimizer: TableOptimizer) -> list[tuple[Any, Any]]:
     """`optimizer.state` with complete moments, as pairs (a parameter may not be hashable)."""
-    return [
-        (key, _full_entry(optimizer, key, entry) if isinstance(key, Tensor) else entry)
-        for key, entry in optimizer.state.items()
-    ]
+    items: Iterable[tuple[Any, Any]] = optimizer.state.items()
+    pairs: list[tuple[Any, Any]] = []
+    for key, entry in items:
+        moments = isinstance(key, Tensor)  # pyright: ignore[reportUnnecessaryIsInstance]
+        pairs.append((key, _full_entry(optimizer, key, entry) if moments else entry))
+    return pairs
 
 
 def _full_entry(optimizer: TableOptimizer, param: Tensor, entry: Entry) -> Entry:
@@ -131,21 +129,20 @@ def _full_entry(optimizer: TableOptimizer, param: Tensor, entry: Entry) -> Entry
     if record is None:
         return dict(entry)
     full: Entry = {"step": record.step}
-    for spec in _specs(optimizer, param):
+    for name in field_names(optimizer._rule, param):
         if record.table is not None:
-            values = record.table.gather(None, fields=spec.name)
-            full[spec.name] = torch.from_numpy(values).reshape(param.shape)
+            values = record.table.gather(None, fields=name)
+            full[name] = torch.from_numpy(values).reshape(param.shape)
         else:
-            full[spec.name] = torch.full(
-                param.shape, spec.initial, dtype=optimizer._state_dtype(param)
-            )
+            full[name] = torch.zeros(param.shape, dtype=optimizer._state_dtype(param))
     optimizer._given.note(full, record)
     return full
 
 
-def _specs(optimizer: TableOptimizer, param: Tensor) -> list[Any]:
+def field_names(rule: rules.SparseAdam, param: Tensor) -> list[str]:
+    """Names of the moments of a parameter, in record order."""
     rows, width = table_shape(param.shape)
-    return list(optimizer._rule.schema(rows, max(width, 1)).fields)
+    return [spec.name for spec in rule.schema(rows, max(width, 1)).fields]
 
 
 # ---------------------------------------------------------------------------------------- in
@@ -214,7 +211,7 @@ def _new_state(
     made: list[Table] = []
     try:
         for param, saved in todo:
-            record = Record(live_entry(param, saved.step), step=saved.step)
+            record = Record(optimizer._live_entry(param, saved.step), step=saved.step)
             if saved.moments:
                 record.table = optimizer._open_table(param, optimizer._label(param))
                 made.append(record.table)
@@ -231,39 +228,38 @@ def _new_state(
 def read_entry(entry: Any, param: Tensor, rule: rules.SparseAdam, where: str) -> Saved:
     """Check one entry in torch's layout. An empty one, or one without moments at step 0, is fresh.
 
-    Raises InvalidArgument naming `where`, SnapshotNotFound for a handle of a snapshot.
+    Raises InvalidArgument naming `where`; SnapshotNotFound if the moments are elsewhere.
     """
     if not isinstance(entry, dict):
         raise InvalidArgument(f"{where} must be a dict, got {type(entry).__name__}")
-    rows, width = table_shape(param.shape)
-    names = [spec.name for spec in rule.schema(rows, max(width, 1)).fields]
     step = int(entry.get("step", 0))
     if step < 0:
         raise InvalidArgument(f"{where}: step must be >= 0, got {step}")
-    missing = [name for name in names if name not in entry]
+    names = field_names(rule, param)
+    missing = [n for n in names if n not in entry or is_placeholder(entry[n], param)]
     if len(missing) == len(names):
         if step or entry.get("snapshot", 0):
             raise SnapshotNotFound(
-                f"{where} has no moments: it is the live state of another optimizer, or the handle "
-                f"of a snapshot (step {step}, snapshot {entry.get('snapshot', 0)}), which this "
-                "version cannot resolve. Save with state_dict() and load with load_state_dict()",
+                f"{where} (step {step}) has no moments in it: it is the live state of another "
+                "optimizer, or the handle of a snapshot, which this version cannot resolve. "
+                "Save with state_dict(), load with load_state_dict()",
                 step=step,
             )
         return Saved(step, {})
     if missing:
         raise InvalidArgument(f"{where} lacks {missing}")
-    moments: dict[str, Tensor] = {}
-    for name in names:
-        value = entry[name]
-        shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-        if shape != tuple(param.shape):
-            raise InvalidArgument(
-                f"{where}[{name!r}] has shape {shape}, the parameter has {tuple(param.shape)}"
-            )
-        moments[name] = value.detach().reshape(rows, width)
+    moments = {name: _moment(entry[name], param, f"{where}[{name!r}]") for name in names}
     if not param.numel() or not any(bool(value.any()) for value in moments.values()):
         return Saved(step, {})
     return Saved(step, moments)
+
+
+def _moment(value: Any, param: Tensor, where: str) -> Tensor:
+    """A saved moment as (rows, width), on whatever device it is."""
+    shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+    if shape != tuple(param.shape):
+        raise InvalidArgument(f"{where} has shape {shape}, the parameter has {tuple(param.shape)}")
+    return value.detach().reshape(table_shape(param.shape))
 
 
 def scatter(table: Table, saved: Saved) -> None:
@@ -285,6 +281,3 @@ def scatter(table: Table, saved: Saved) -> None:
             step=saved.step,
             **{name: value.index_select(0, rows).numpy() for name, value in block.items()},
         )
-
-
-__all__ = ["Given", "Records", "Saved", "load", "portable_state", "read_entry", "save", "scatter"]

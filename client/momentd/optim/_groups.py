@@ -7,7 +7,7 @@ calls either.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping
 from typing import Any, Final
 
 import torch
@@ -41,7 +41,7 @@ def _wrap(key: Any) -> Any:
     return _ById(key) if isinstance(key, Tensor) else key
 
 
-class ParamState(MutableMapping[Any, Any], defaultdict[Any, Any]):
+class ParamState(defaultdict[Any, Any]):
     """`optimizer.state`: a defaultdict(dict) whose tensor keys are compared by identity."""
 
     def __init__(self, items: Iterable[tuple[Any, Any]] = ()) -> None:
@@ -62,15 +62,17 @@ class ParamState(MutableMapping[Any, Any], defaultdict[Any, Any]):
         for key in defaultdict.__iter__(self):
             yield key.tensor if isinstance(key, _ById) else key
 
-    def __len__(self) -> int:
-        return defaultdict.__len__(self)
-
     def __contains__(self, key: object) -> bool:
         return defaultdict.__contains__(self, _wrap(key))
 
-    # The mixins of MutableMapping would go through __getitem__, which creates what is missing.
+    def keys(self) -> KeysView[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return KeysView(self)
+
+    def items(self) -> ItemsView[Any, Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return ItemsView(self)
+
     def get(self, key: Any, default: Any = None) -> Any:
-        return self[key] if key in self else default
+        return defaultdict.get(self, _wrap(key), default)
 
     def pop(self, key: Any, default: Any = _UNSET) -> Any:
         if key not in self:
@@ -86,13 +88,20 @@ class ParamState(MutableMapping[Any, Any], defaultdict[Any, Any]):
             self[key] = default
         return self[key]
 
-    def clear(self) -> None:
-        defaultdict.clear(self)
+    def popitem(self) -> tuple[Any, Any]:
+        key, value = defaultdict.popitem(self)
+        return (key.tensor if isinstance(key, _ById) else key), value
+
+    def update(self, *others: Any, **named: Any) -> None:
+        for other in (*others, named):
+            for key, value in other.items() if isinstance(other, Mapping) else other:
+                self[key] = value
 
     def copy(self) -> ParamState:
         return ParamState(self.items())
 
-    __copy__ = copy
+    def __copy__(self) -> ParamState:
+        return self.copy()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ParamState, (list(self.items()),)
@@ -107,7 +116,7 @@ def add(optimizer: Optimizer, group: Group, torch_add: Callable[[Group], None]) 
     Raises TypeError and ValueError as torch does.
     """
     known = len(optimizer.param_groups)
-    if not isinstance(group, dict):
+    if not isinstance(group, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"param_group must be a dict, but got {type(group)}")
     if not isinstance(group["params"], Tensor | set):
         # Once: a generator that a check has read is empty for whoever comes after.
@@ -116,7 +125,7 @@ def add(optimizer: Optimizer, group: Group, torch_add: Callable[[Group], None]) 
     try:
         torch_add(group)
         _put_back(optimizer.param_groups, group, stand_ins)
-        _check_params(known, group["params"])
+        _check_params(known, optimizer.param_groups[known]["params"])
     except BaseException:
         _put_back(optimizer.param_groups, group, stand_ins)
         del optimizer.param_groups[known:]

@@ -20,12 +20,20 @@ if TYPE_CHECKING:
 Entry = dict[str, Any]
 
 
-def live_entry(param: Tensor, step: int = 0) -> Entry:
-    """What `optimizer.state[param]` holds: plain ints, and a tensor that shows the device.
+def live_entry(param: Tensor, fields: Iterable[str], dtype: torch.dtype, step: int) -> Entry:
+    """What `optimizer.state[param]` holds: the keys of its saved form, without the moments.
 
-    The moments are not in it: they are in the daemon. `snapshot` is 0: none was made.
+    The moments are in the daemon; a tensor of length 0 stands for each, with the state's dtype, on
+    the parameter's device. Live and saved entries have the same keys, because there are checkpoint
+    libraries that read the ones to know the others.
     """
-    return {"step": step, "snapshot": 0, "device": torch.empty(0, device=param.device)}
+    empty = {name: torch.empty(0, dtype=dtype, device=param.device) for name in fields}
+    return {"step": step, **empty}
+
+
+def is_placeholder(value: object, param: Tensor) -> bool:
+    """Whether a value of an entry is what `live_entry` put there."""
+    return isinstance(value, Tensor) and value.shape == (0,) and param.shape != (0,)
 
 
 class Record:
@@ -71,9 +79,8 @@ class Records:
     def get(self, entry: Entry) -> Record | None:
         return self._by_entry.get(id(entry))
 
-    def add(self, record: Record) -> Record:
+    def add(self, record: Record) -> None:
         self._by_entry[id(record.entry)] = record
-        return record
 
     def replace(self, records: Iterable[Record]) -> None:
         """Forget all, then know these."""

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from momentd import rules
 from momentd._grads import table_shape
+from momentd._signals import DeferredInterrupt
 from momentd._stream import Stream, UpdateSpec
 from momentd.errors import InvalidArgument, StateRolledBack, UnsupportedFeature
 from momentd.optim import _checkpoint, _groups, _records
@@ -35,6 +36,9 @@ def connect(address: str | None, run: str | None) -> Session:
 
     return Session.shared(address, run)
 
+
+# torch.compiler.disable would import the whole compiler right here.
+_outside_compile = torch._disable_dynamo  # pyright: ignore[reportPrivateImportUsage]
 
 _NUMPY = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
 
@@ -101,7 +105,7 @@ class TableOptimizer(Optimizer):
     # ------------------------------------------------------------------------------------ step
 
     def _hyper(self, group: dict[str, Any]) -> Any:
-        """The wire form of a group's hyper-parameters. Raises InvalidArgument naming the bad one."""
+        """The wire form of a group's hyper-parameters. Raises InvalidArgument for a bad one."""
         raise NotImplementedError
 
     @overload
@@ -110,7 +114,7 @@ class TableOptimizer(Optimizer):
     @overload
     def step(self, closure: Callable[[], Any]) -> Any: ...
 
-    @torch._disable_dynamo
+    @_outside_compile
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Perform a single optimization step: one atomic request over all tables.
@@ -145,7 +149,9 @@ class TableOptimizer(Optimizer):
         self._pending = self._begin(work, records, hypers)
         self.synchronize()
 
-    def _begin(self, work: list[Work], records: list[Record], hypers: dict[int, Any]) -> PendingStep:
+    def _begin(
+        self, work: list[Work], records: list[Record], hypers: dict[int, Any]
+    ) -> PendingStep:
         """Make room for an update of all non-empty gradients and copy them there. Sends nothing."""
         parts: list[Part] = []
         sent: list[Work] = []
@@ -221,13 +227,19 @@ class TableOptimizer(Optimizer):
         if record is not None:
             return record
         saved = _checkpoint.read_entry(entry, param, self._rule, "state")
-        record = Record(live_entry(param, saved.step), step=saved.step)
+        record = Record(self._live_entry(param, saved.step), step=saved.step)
         if saved.moments:
             record.table = self._open_table(param, self._label(param))
             _checkpoint.scatter(record.table, saved)
             record.update_number = record.table.update_number
+        # In this order: what an interrupt leaves between the two is swept, and adopted again.
+        self._records.add(record)
         self.state[param] = record.entry
-        return self._records.add(record)
+        return record
+
+    def _live_entry(self, param: Tensor, step: int) -> dict[str, Any]:
+        fields = _checkpoint.field_names(self._rule, param)
+        return live_entry(param, fields, self._state_dtype(param), step)
 
     def _label(self, param: Tensor) -> str:
         return next(place.label for place, _, p in places(self.param_groups) if p is param)
@@ -236,8 +248,9 @@ class TableOptimizer(Optimizer):
         self, state: _groups.ParamState, groups: list[dict[str, Any]], records: list[Record]
     ) -> None:
         """Take over loaded state. What is dropped with it is the caller's to drop."""
-        self._records.replace(records)
-        self.state, self.param_groups = state, groups
+        with DeferredInterrupt():
+            self._records.replace(records)
+            self.state, self.param_groups = state, groups
 
     def _drop(self, tables: list[Table]) -> None:
         _records.drop(self._session[0] if self._session else None, tables)
@@ -279,14 +292,14 @@ class TableOptimizer(Optimizer):
 
     # ------------------------------------------------------------------------------------ groups
 
-    @torch._disable_dynamo
+    @_outside_compile
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As in torch; also refuses here what torch's constructor refuses."""
         _groups.add(self, param_group, super().add_param_group)
 
     # ------------------------------------------------------------------------------------ copies
 
-    @torch._disable_dynamo
+    @_outside_compile
     def state_dict(self) -> dict[str, Any]:
         """The complete state in torch's layout: `step`, `exp_avg`, `exp_avg_sq` for each parameter.
 
@@ -304,7 +317,7 @@ class TableOptimizer(Optimizer):
         self.synchronize()
         return _checkpoint.save(self)
 
-    @torch._disable_dynamo
+    @_outside_compile
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load state from `state_dict()` of this class or of `torch.optim.SparseAdam`.
 

@@ -30,7 +30,7 @@ def test_bad_hyper_parameters_are_value_errors_in_torchs_words(fake, kwargs, tex
     with pytest.raises(ValueError, match=text.replace("(", r"\(")) as caught:
         momentd.SparseAdam(embedding().parameters(), **kwargs)
     if not {"checkpoint"} & set(kwargs):
-        with pytest.raises(ValueError) as theirs:
+        with pytest.raises(ValueError, match="") as theirs:
             torch.optim.SparseAdam(embedding().parameters(), **kwargs)
         assert str(caught.value) == str(theirs.value)
 
@@ -48,7 +48,7 @@ def test_snapshots_are_refused_in_words(kwargs):
 
 
 def test_a_state_dtype_that_no_rule_has_is_refused():
-    with pytest.raises(UnsupportedFeature, match="state_dtype=torch.bfloat16"):
+    with pytest.raises(UnsupportedFeature, match=r"state_dtype=torch\.bfloat16"):
         momentd.SparseAdam(embedding().parameters(), state_dtype=torch.bfloat16)
 
 

@@ -22,7 +22,10 @@ def trained(fake, steps=3, dtype=torch.float32, **kwargs):
 
 def test_the_layout_is_torchs(fake):
     _, optimizer, other, reference = twin(embedding(), lr=0.1)
-    for opt, param in ((optimizer, optimizer.param_groups[0]["params"][0]), (reference, other.weight)):
+    for opt, param in (
+        (optimizer, optimizer.param_groups[0]["params"][0]),
+        (reference, other.weight),
+    ):
         step_rows(opt, param, [1, 7], [1.0, -2.0])
     ours, theirs = optimizer.state_dict(), reference.state_dict()
     assert ours["param_groups"] == theirs["param_groups"]
@@ -57,8 +60,10 @@ def test_only_touched_rows_travel(fake):
 def test_loading_what_is_current_touches_nothing(fake):
     _, optimizer = trained(fake)
     saved = optimizer.state_dict()
-    moved = {k: {n: v.to("cpu") if isinstance(v, torch.Tensor) else v for n, v in e.items()}
-             for k, e in saved["state"].items()}
+    moved = {
+        k: {n: v.to("cpu") if isinstance(v, torch.Tensor) else v for n, v in e.items()}
+        for k, e in saved["state"].items()
+    }
     tables, calls = list(fake.tables), len(fake.log)
     optimizer.load_state_dict({"state": moved, "param_groups": saved["param_groups"]})
     assert list(fake.tables) == tables
@@ -97,7 +102,7 @@ def test_the_argument_has_torchs_name(fake):
 
 
 def test_a_failed_load_leaves_the_optimizer_as_it_was(fake):
-    module, optimizer = trained(fake)
+    _, optimizer = trained(fake)
     before = moments(optimizer)
     saved = optimizer.state_dict()
     saved["state"][0]["exp_avg"] = saved["state"][0]["exp_avg"] + 1
@@ -187,10 +192,12 @@ def test_a_step_count_without_moments_needs_no_table(fake):
     module = embedding()
     optimizer = momentd.SparseAdam(module.parameters())
     zeros = torch.zeros(10, 4)
-    optimizer.load_state_dict({
-        "state": {0: {"step": 4, "exp_avg": zeros, "exp_avg_sq": zeros}},
-        "param_groups": optimizer.state_dict()["param_groups"],
-    })
+    optimizer.load_state_dict(
+        {
+            "state": {0: {"step": 4, "exp_avg": zeros, "exp_avg_sq": zeros}},
+            "param_groups": optimizer.state_dict()["param_groups"],
+        }
+    )
     assert fake.log == []
     step_rows(optimizer, module.weight, [1], [1.0])
     assert optimizer.state[module.weight]["step"] == 5
