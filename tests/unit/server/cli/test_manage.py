@@ -35,17 +35,30 @@ def test_a_daemon_that_goes_on_running_is_reported(run, daemon, monkeypatch):
 
 
 def test_a_process_has_ended_although_nobody_asked_for_its_exit_code():
-    process = subprocess.Popen([sys.executable, "-c", "input()", "momentd"], stdin=subprocess.PIPE)
-    try:
+    code = "print('up', flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, "momentd"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        process.stdout.readline()
         life = _Life.of(process.pid)
+        process.stdin.write(b"\n")
         assert life is not None
-        assert not life.ended()
         process.stdin.close()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         assert life.ended()
-    finally:
-        process.wait()
     assert life.ended()
+
+
+def test_a_running_process_has_not_ended():
+    with subprocess.Popen(
+        [sys.executable, "-c", "print('up', flush=True); input()", "momentd"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        process.stdout.readline()
+        life = _Life.of(process.pid)
+        ended = life.ended() if life else None
+        process.communicate(b"\n")
+    assert ended is False
 
 
 def test_a_process_that_is_no_momentd_is_not_waited_for():
