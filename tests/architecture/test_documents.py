@@ -14,6 +14,7 @@ import pytest
 from momentd_server.cli.root import momentd
 from momentd_server.config import ServeConfig
 from momentd_server.rpc.status import STATUS
+from momentd_server.storage import format as layout
 from momentd_wire import errors
 from momentd_wire.v1 import momentd_pb2 as pb
 
@@ -107,6 +108,20 @@ def test_the_error_table_has_every_reason_with_its_class_and_status():
             name = type(errors.from_wire(pb.Error(reason=number))).__name__
             expected[reason.removeprefix("REASON_")] = (name, STATUS[number].name)
     assert _error_rows() == expected
+
+
+def test_the_storage_format_names_what_the_code_writes():
+    document = (ROOT / "docs/storage-format.md").read_text()
+    assert f"Format version {layout.FORMAT_VERSION}." in document
+    written = {
+        value.decode("ascii").replace("\r", "\\r").replace("\n", "\\n")
+        if isinstance(value, bytes)
+        else value
+        for name, value in vars(layout).items()
+        if name.endswith(("_NAME", "_MAGIC", "_SUFFIX"))
+    }
+    assert len(written) > 5
+    assert {word for word in written if word not in document} == set()
 
 
 # ------------------------------------------------------------------------------ examples, links
