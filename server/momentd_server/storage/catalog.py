@@ -1,68 +1,48 @@
-"""The catalog: what exists. LMDB, one environment, one writer thread, nothing per step."""
+"""The catalog: what exists. LMDB, one environment, one writer thread, nothing per step.
+
+Everything is read once, at the start, and kept as values; LMDB is written, never searched. So no
+read transaction can be in the way when the map has to grow.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
 
-from momentd_server.schema import Schema
+from momentd_wire.errors import MomentdError, SchemaMismatch, StorageFailed
+
+from momentd_server.storage import records
+from momentd_server.storage.catalog_file import CatalogFile, Kind, Write
 from momentd_server.storage.datadir import DataDir
+from momentd_server.storage.location import GENERATION_SHIFT
+from momentd_server.storage.records import Manifest, SessionRecord, StreamRecord, TableRecord
 
+__all__ = [
+    "Catalog",
+    "Change",
+    "DropSession",
+    "DropTable",
+    "Manifest",
+    "Put",
+    "SessionRecord",
+    "StreamRecord",
+    "TableRecord",
+]
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """What of a table is durable: the segments with the bytes that count, and its ancestry.
+_Result = TypeVar("_Result")
 
-    A record counts iff its generation is in `ancestry` and its update number is not above that
-    cap; the later entry wins, then the higher number.
-    """
-
-    generation: int
-    step: int
-    update_number: int
-    segments: tuple[tuple[int, int], ...] = ()  # (segment id, counted bytes)
-    ancestry: tuple[tuple[int, int], ...] = ()  # (generation, cap), oldest first
-
-
-@dataclass(frozen=True, slots=True)
-class TableRecord:
-    id: int
-    family: int
-    layout: int
-    name: str | None
-    label: str
-    run: str
-    schema: Schema
-    created_s: float  # seconds since the epoch
-    owner: bytes | None  # session id, None for a named table
-    manifest: Manifest
-
-
-@dataclass(frozen=True, slots=True)
-class SessionRecord:
-    """A session as of an orderly stop."""
-
-    session: bytes  # 16 bytes
-    plane: str  # "local" or "grpc"
-    pid: int
-    pid_start: int  # clock ticks since boot, /proc/PID/stat field 22
-    boot_id: str
-    uid: int
-    run: str
-    program: str
-    streams: tuple[StreamRecord, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class StreamRecord:
-    stream: int
-    number: int
-    fingerprint: bytes
-    outcome: bytes  # the reply message
+# How many ids one durable transaction reserves; a restart skips what was left of them.
+_BLOCKS: Final = {"table": 64, "family": 64, "segment": 1024}
+_MOST_GENERATIONS: Final = 1 << (64 - int(GENERATION_SHIFT))
 
 
 @dataclass(frozen=True, slots=True)
 class Put:
+    """Add or replace a record."""
+
     record: TableRecord | SessionRecord
 
 
@@ -79,47 +59,215 @@ class DropSession:
 Change = Put | DropTable | DropSession
 
 
+@dataclass(slots=True)
+class _State:
+    """The catalog's contents. Changed only by the writer thread, after its commit."""
+
+    tables: dict[int, TableRecord] = field(default_factory=dict[int, TableRecord])
+    sessions: dict[bytes, SessionRecord] = field(default_factory=dict[bytes, SessionRecord])
+    # Family id -> last generation given out. Kept for dropped families until the process ends:
+    # a clone that is being made may still need it.
+    generations: dict[int, int] = field(default_factory=dict[int, int])
+    # Counter -> ids below this are, or may have been, given out.
+    reserved: dict[str, int] = field(default_factory=dict[str, int])
+
+
 class Catalog:
     """All methods are thread-safe and block until what they did is durable."""
 
-    store_id: bytes
+    def __init__(self, file: CatalogFile, state: _State) -> None:
+        self._file = file
+        self._state = state
+        self._next = {counter: state.reserved.get(counter, 1) for counter in _BLOCKS}
+        self._failed: str | None = None
+        self._lock = threading.Lock()  # guards the dicts of _state and _next
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="catalog-writer")
 
     @classmethod
     def open(cls, datadir: DataDir) -> Catalog:
-        """Open or create. Raises Incompatible, CorruptRecord, StorageFailed, OutOfSpace."""
-        raise NotImplementedError
+        """Open or create. Raises Incompatible, CorruptRecord, StorageFailed, OutOfSpace.
+
+        Every entry is read and checked; a catalog that is refused is left as it was.
+        """
+        file = CatalogFile.open(datadir)
+        try:
+            catalog = cls(file, _load(file))
+            catalog._forget_empty_families()
+        except BaseException:
+            file.close()
+            raise
+        return catalog
 
     def commit(self, changes: Sequence[Change]) -> None:
         """One durable transaction: all changes or none.
 
-        Raises SchemaMismatch (a name used by another table), OutOfSpace (nothing changed),
+        Raises SchemaMismatch (a name that another table has), OutOfSpace (nothing changed),
         StorageFailed (final: every later call raises it too).
         """
-        raise NotImplementedError
+        self._in_writer(lambda: self._commit(changes))
 
     def tables(self) -> list[TableRecord]:
-        raise NotImplementedError
+        """All tables, by id."""
+        with self._lock:
+            return sorted(self._state.tables.values(), key=lambda table: table.id)
 
     def sessions(self) -> list[SessionRecord]:
-        raise NotImplementedError
+        with self._lock:
+            return list(self._state.sessions.values())
 
     def allocate_table(self) -> int:
-        """A table id never given out before, from 1. Reserved in durable blocks."""
-        raise NotImplementedError
+        """A table id never given out before, from 1."""
+        return self._allocate("table")
 
     def allocate_family(self) -> int:
-        raise NotImplementedError
+        """A family id never given out before, from 1."""
+        return self._allocate("family")
 
     def allocate_segment(self) -> int:
-        raise NotImplementedError
+        """A segment id never given out before, from 1; unique over all families."""
+        return self._allocate("segment")
 
     def allocate_generation(self, family_id: int) -> int:
-        """A generation number never given out in that family, from 1. One commit each."""
-        raise NotImplementedError
+        """A generation number never given out in that family, from 1."""
+        return self._in_writer(lambda: self._next_generation(family_id))
 
     def next_epoch(self) -> int:
         """The number of this engine start, from 1."""
-        raise NotImplementedError
+        return self._in_writer(self._next_epoch)
 
     def close(self) -> None:
-        raise NotImplementedError
+        """Finish what was handed to the writer, then close the file."""
+        self._writer.shutdown()
+        self._file.close()
+
+    # -- in the writer thread ---------------------------------------------------------------
+
+    def _in_writer(self, work: Callable[[], _Result]) -> _Result:
+        return self._writer.submit(work).result()
+
+    def _write(self, writes: Sequence[Write]) -> None:
+        if self._failed is not None:
+            raise StorageFailed(self._failed)
+        try:
+            self._file.write(writes)
+        except StorageFailed as error:
+            # After a failed sync nobody knows what is on disk: only a restart reads it again.
+            self._failed = error.message
+            raise
+
+    def _commit(self, changes: Sequence[Change]) -> None:
+        tables = dict(self._state.tables)
+        sessions = dict(self._state.sessions)
+        writes: list[Write] = []
+        for change in changes:
+            match change:
+                case Put(TableRecord() as table):
+                    tables[table.id] = table
+                    writes.append((Kind.TABLE, _key(table.id), records.table_body(table)))
+                    writes.append(self._family_write(table))
+                case Put(SessionRecord() as session):
+                    sessions[session.session] = session
+                    body = records.session_body(session)
+                    writes.append((Kind.SESSION, session.session, body))
+                case DropTable(table_id):
+                    if tables.pop(table_id, None) is not None:
+                        writes.append((Kind.TABLE, _key(table_id), None))
+                case DropSession(session_id):
+                    if sessions.pop(session_id, None) is not None:
+                        writes.append((Kind.SESSION, session_id, None))
+        _check_names(tables)
+        left = {table.family for table in tables.values()}
+        gone = {table.family for table in self._state.tables.values()} - left
+        writes += [(Kind.FAMILY, _key(family), None) for family in gone]
+        if writes:
+            self._write(writes)
+        with self._lock:
+            self._state.tables = tables
+            self._state.sessions = sessions
+
+    def _family_write(self, table: TableRecord) -> Write:
+        known = self._state.generations.get(table.family, 0)
+        last = max(known, table.manifest.generation)
+        self._state.generations[table.family] = last
+        return (Kind.FAMILY, _key(table.family), {"generation": last})
+
+    def _next_generation(self, family_id: int) -> int:
+        last = self._state.generations.get(family_id, 0)
+        if last + 1 >= _MOST_GENERATIONS:
+            raise MomentdError(
+                f"family {family_id} has used all {_MOST_GENERATIONS} generations: save the state "
+                "with full_state_dict() and load it into a new optimizer"
+            )
+        # The first one needs no commit: its table's does it, and family ids are never reused.
+        if last:
+            self._write([(Kind.FAMILY, _key(family_id), {"generation": last + 1})])
+        self._state.generations[family_id] = last + 1
+        return last + 1
+
+    def _next_epoch(self) -> int:
+        epoch = self._state.reserved.get("epoch", 0) + 1
+        self._write([(Kind.COUNTER, b"epoch", {"value": epoch})])
+        self._state.reserved["epoch"] = epoch
+        return epoch
+
+    def _allocate(self, counter: str) -> int:
+        while True:
+            with self._lock:
+                given = self._next[counter]
+                if given < self._state.reserved.get(counter, 1):
+                    self._next[counter] = given + 1
+                    return given
+            self._in_writer(lambda: self._reserve(counter))
+
+    def _reserve(self, counter: str) -> None:
+        with self._lock:
+            reserved = self._state.reserved.get(counter, 1)
+            if self._next[counter] < reserved:
+                return  # another thread was faster
+        reserved += _BLOCKS[counter]
+        self._write([(Kind.COUNTER, counter.encode(), {"value": reserved})])
+        with self._lock:
+            self._state.reserved[counter] = reserved
+
+    def _forget_empty_families(self) -> None:
+        """Families of tables that were never committed, or of drops: their ids are not reused."""
+        used = {table.family for table in self._state.tables.values()}
+        empty = self._state.generations.keys() - used
+        if empty:
+            self._in_writer(
+                lambda: self._write([(Kind.FAMILY, _key(family), None) for family in empty])
+            )
+
+
+def _load(file: CatalogFile) -> _State:
+    state = _State()
+    for kind, key, body in file.entries():
+        match kind:
+            case Kind.TABLE:
+                table = records.table_of(body)
+                state.tables[table.id] = table
+            case Kind.SESSION:
+                state.sessions[key] = records.session_of(key, body)
+            case Kind.FAMILY:
+                state.generations[int.from_bytes(key, "big")] = body["generation"]
+            case Kind.COUNTER:
+                state.reserved[key.decode()] = body["value"]
+    return state
+
+
+def _check_names(tables: dict[int, TableRecord]) -> None:
+    owners: dict[str, int] = {}
+    for table in tables.values():
+        if table.name is None:
+            continue
+        other = owners.setdefault(table.name, table.id)
+        if other != table.id:
+            raise SchemaMismatch(
+                f"table {other} is called {table.name!r} already: choose another name, or drop it",
+                name=table.name,
+                table=other,
+            )
+
+
+def _key(number: int) -> bytes:
+    return number.to_bytes(8, "big")

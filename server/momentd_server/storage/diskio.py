@@ -11,7 +11,8 @@ import numpy as np
 
 from momentd_server.jit import register_warmup
 from momentd_server.storage import read_kernels as kernels
-from momentd_server.storage.read_kernels import BLOCK, READ_MISMATCH, READ_OK, READ_PAST_END
+from momentd_server.storage.format import BLOCK, round_up
+from momentd_server.storage.read_kernels import READ_MISMATCH, READ_OK, READ_PAST_END
 
 __all__ = [
     "BLOCK",
@@ -20,7 +21,6 @@ __all__ = [
     "READ_PAST_END",
     "ReadPool",
     "aligned_buffer",
-    "round_up",
 ]
 
 # Also the largest single read; enough for the neighbours of a sorted batch, and 48 of them are 6 MB.
@@ -35,10 +35,6 @@ def aligned_buffer(nbytes: int) -> np.ndarray:
     return np.frombuffer(memory, np.uint8)[:nbytes]
 
 
-def round_up(nbytes: int, multiple: int = BLOCK) -> int:
-    return -(-nbytes // multiple) * multiple
-
-
 class ReadPool:
     """`threads` reader threads, shared by any number of concurrent callers of `read`.
 
@@ -49,6 +45,7 @@ class ReadPool:
     def __init__(self, threads: int = READER_THREADS) -> None:
         self._control = np.zeros((1 + kernels.JOBS, kernels.JOB_WORDS), np.int64)
         self._bounce = aligned_buffer(threads * BOUNCE_BYTES)
+        self._compile()
         self._free_lines: queue.SimpleQueue[int] = queue.SimpleQueue()
         for line in range(1, 1 + kernels.JOBS):
             self._free_lines.put(line)
@@ -58,6 +55,12 @@ class ReadPool:
         ]
         for thread in self._threads:
             thread.start()
+
+    def _compile(self) -> None:
+        """Compile or load the loop here: a thread that failed to would leave its callers waiting."""
+        self._control[0, kernels.STOP] = 1
+        self._serve(0)
+        self._control[0, kernels.STOP] = 0
 
     def _serve(self, index: int) -> None:
         bounce = self._bounce.ctypes.data + index * BOUNCE_BYTES

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from momentd_server.jit import kernel
+from momentd_server.jit import inline_kernel, kernel
 
 # The five primes of XXH64.
 _P1 = np.uint64(0x9E3779B185EBCA87)
@@ -31,22 +31,22 @@ _3 = np.uint64(3)
 _4 = np.uint64(4)
 
 
-@kernel
+@inline_kernel
 def _rotl(value, bits):
     return (value << np.uint64(bits)) | (value >> np.uint64(64 - bits))
 
 
-@kernel
+@inline_kernel
 def _round(lane, word):
     return _rotl(lane + word * _P2, 31) * _P1
 
 
-@kernel
+@inline_kernel
 def _merge(digest, lane):
     return (digest ^ _round(_0, lane)) * _P1 + _P4
 
 
-@kernel
+@inline_kernel
 def _avalanche(digest):
     digest ^= digest >> np.uint64(33)
     digest *= _P2

@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 
 from llvmlite import ir
-from numba.core import types
+from numba.core import cgutils, types
 from numba.extending import intrinsic
+from numba.np.arrayobj import populate_array
 
 from momentd_server.jit import kernel
 
@@ -124,10 +125,22 @@ def futex_wake(address, threads):
 
 
 @intrinsic
-def as_pointer(typingctx, address):
-    """An address as the void pointer that `numba.carray` takes."""
+def array_at(typingctx, address, count, dtype):
+    """The `count` elements of a dtype at an address, as a one-dimensional array: a bare view."""
+    element = dtype.dtype
+    array_type = types.Array(element, 1, "C")
 
     def codegen(context, builder, signature, args):
-        return builder.inttoptr(args[0], ir.IntType(8).as_pointer())
+        array = context.make_array(array_type)(context, builder)
+        itemsize = context.get_constant(types.intp, element.bitwidth // 8)
+        populate_array(
+            array,
+            data=builder.inttoptr(args[0], array.data.type),
+            shape=cgutils.pack_array(builder, [args[1]]),
+            strides=cgutils.pack_array(builder, [itemsize]),
+            itemsize=itemsize,
+            meminfo=None,
+        )
+        return array._getvalue()
 
-    return types.voidptr(types.uint64), codegen
+    return array_type(types.uint64, types.intp, dtype), codegen

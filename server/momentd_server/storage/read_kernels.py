@@ -14,12 +14,10 @@ import errno as errors
 from typing import Final
 
 import numpy as np
-from numba import carray
-
-from momentd_server.jit import kernel
+from momentd_server.jit import inline_kernel, kernel
 from momentd_server.storage.hashing import fold_check, hash_record
 from momentd_server.storage.libc import (
-    as_pointer,
+    array_at,
     atomic_add,
     atomic_load,
     atomic_store,
@@ -94,37 +92,39 @@ def _read_blocks(fd, address, nbytes, offset):
     return done
 
 
+@inline_kernel
+def _int64_at(job, word, index):
+    """An element of one of a job's int64[n] arrays."""
+    return array_at(np.uint64(job[word]), job[RECORDS], np.int64)[index]
+
+
+@inline_kernel
+def _set_status(job, index, status):
+    array_at(np.uint64(job[STATUS]), job[RECORDS], np.int32)[index] = status
+
+
+@inline_kernel
+def _dest_of(job, index):
+    return np.uint64(job[DEST] + _int64_at(job, DEST_OFFSETS, index))
+
+
 @kernel
 def _judge(job, index):
     """Check the record that now lies in `dest`; note its hash and status."""
-    record_bytes = job[RECORD_BYTES]
-    at = job[DEST] + carray(as_pointer(np.uint64(job[DEST_OFFSETS])), job[RECORDS], np.int64)[index]
-    words = record_bytes >> 3
-    record = carray(as_pointer(np.uint64(at)), words, np.uint64)
-    initial = carray(as_pointer(np.uint64(job[INITIAL])), words, np.uint64)
-    row = carray(as_pointer(np.uint64(job[ROWS])), job[RECORDS], np.int64)[index]
-    check = carray(as_pointer(np.uint64(job[CHECKS])), job[RECORDS], np.uint32)[index]
-    found = hash_record(record, 0, row, initial)
-    carray(as_pointer(np.uint64(job[HASHES])), job[RECORDS], np.uint64)[index] = found
-    same = fold_check(found, np.uint64(job[FAMILY])) == check
+    words = job[RECORD_BYTES] >> 3
+    record = array_at(_dest_of(job, index), words, np.uint64)
+    initial = array_at(np.uint64(job[INITIAL]), words, np.uint64)
+    found = hash_record(record, 0, _int64_at(job, ROWS, index), initial)
+    array_at(np.uint64(job[HASHES]), job[RECORDS], np.uint64)[index] = found
+    wanted = array_at(np.uint64(job[CHECKS]), job[RECORDS], np.uint32)[index]
+    same = fold_check(found, np.uint64(job[FAMILY])) == wanted
     _set_status(job, index, READ_OK if same else READ_MISMATCH)
-
-
-@kernel
-def _set_status(job, index, status):
-    carray(as_pointer(np.uint64(job[STATUS])), job[RECORDS], np.int32)[index] = status
-
-
-@kernel
-def _dest_of(job, index):
-    offsets = carray(as_pointer(np.uint64(job[DEST_OFFSETS])), job[RECORDS], np.int64)
-    return np.uint64(job[DEST] + offsets[index])
 
 
 @kernel
 def _deliver(job, index, bounce, start, got):
     """Copy one record out of the bounce buffer, which holds `got` bytes from file byte `start`."""
-    skip = carray(as_pointer(np.uint64(job[OFFSETS])), job[RECORDS], np.int64)[index] - start
+    skip = _int64_at(job, OFFSETS, index) - start
     if got < 0:
         _set_status(job, index, -got)
     elif got < skip + job[RECORD_BYTES]:
@@ -137,7 +137,7 @@ def _deliver(job, index, bounce, start, got):
 @kernel
 def _read_alone(job, index, fd, bounce, bounce_bytes):
     """Read one record by itself, in pieces where it is larger than the bounce buffer."""
-    offset = carray(as_pointer(np.uint64(job[OFFSETS])), job[RECORDS], np.int64)[index]
+    offset = _int64_at(job, OFFSETS, index)
     done = 0
     while done < job[RECORD_BYTES]:
         at = offset + done
@@ -159,12 +159,13 @@ def _read_alone(job, index, fd, bounce, bounce_bytes):
 
 @kernel
 def _serve_request(job, number, bounce, bounce_bytes):
-    requests = carray(
-        as_pointer(np.uint64(job[REQUESTS])), (job[REQUEST_COUNT], REQUEST_WORDS), np.int64
-    )
-    order = carray(as_pointer(np.uint64(job[ORDER])), job[RECORDS], np.int64)
-    fd, start, nbytes, first, count = requests[number]
-    fd = np.int32(fd)
+    words = job[REQUEST_COUNT] * REQUEST_WORDS
+    requests = array_at(np.uint64(job[REQUESTS]), words, np.int64)
+    order = array_at(np.uint64(job[ORDER]), job[RECORDS], np.int64)
+    at = number * REQUEST_WORDS
+    fd = np.int32(requests[at])
+    start, nbytes = requests[at + 1], requests[at + 2]
+    first, count = requests[at + 3], requests[at + 4]
     got = 0
     alone = nbytes > bounce_bytes
     if not alone:

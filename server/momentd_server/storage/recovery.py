@@ -1,23 +1,40 @@
-"""Rebuild locations from trailers: start, restore, clone and import are this one procedure."""
+"""Rebuild locations from trailers: start, restore, clone and import are this one procedure.
+
+Two passes over the trailers and no memory beyond the two arrays themselves: the first leaves each
+row's winning version in its location word, the second replaces it by the slot that has it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import queue
+import threading
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
+from momentd_wire.errors import CorruptRecord, SchemaMismatch
 
+from momentd_server.jit import register_warmup
+from momentd_server.storage import files
+from momentd_server.storage import recovery_kernels as kernels
 from momentd_server.schema import Schema
-from momentd_server.storage.catalog import Manifest
-from momentd_server.storage.segments import SegmentStore
+from momentd_server.storage.location import slot
+from momentd_server.storage.records import Manifest
+from momentd_server.storage.segments import Segment, SegmentStore, Trailer
+
+_READ_AHEAD: Final = 4  # trailers
+_MOST_ANCESTORS: Final = (1 << kernels.RANK_BITS) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class RebuildResult:
+    """What a rebuild found."""
+
     rows_touched: int
     live_records: dict[int, int]  # segment id -> records that a location points to
     digest: int  # sum of the live records' hashes, modulo 2**64
-    records_read: int  # entries of trailers seen
+    records_read: int  # entries of trailers, live or not
 
 
 def rebuild(
@@ -30,12 +47,139 @@ def rebuild(
 ) -> RebuildResult:
     """Fill location uint64[rows] and check uint32[rows], which must be all zero, in place.
 
-    Opens the manifest's segments in the store (read-only) where they are not known yet.
+    Opens the manifest's segments in the store (read-only) where they are not known yet. A record
+    counts iff its generation is in the ancestry and its update number is not above that cap; the
+    later entry of the ancestry wins, then the higher number. Of equal versions (a compaction's
+    copies) the one in the earlier segment of the list is used.
+
     Raises CorruptRecord naming file and offset; the arrays' contents are then undefined.
     """
-    raise NotImplementedError
+    segments = _open_segments(store, family_id, manifest, schema)
+    generations, caps = _ancestry_arrays(manifest)
+    records_read = 0
+    for segment, trailer in _trailers(store, segments):
+        bad = kernels.note_versions(trailer.rows, trailer.versions, generations, caps, location)
+        if bad >= 0:
+            row = int(trailer.rows[bad])
+            raise _bad_row(store, segment, trailer, row, location.size)
+        records_read += trailer.rows.size
+    live = dict.fromkeys((segment.id for segment, _ in segments), 0)
+    touched = digest = 0
+    for segment, trailer in _trailers(store, segments):
+        count, part = kernels.place(
+            trailer.rows,
+            trailer.versions,
+            trailer.hashes,
+            generations,
+            caps,
+            np.uint64(slot(segment.id, trailer.first_offset)),
+            np.uint64(segment.record_bytes),
+            np.uint64(family_id),
+            location,
+            check,
+        )
+        live[segment.id] += int(count)
+        touched += int(count)
+        digest += int(part)
+    for segment, _ in segments:
+        files.drop_cached(store.path(segment))
+    return RebuildResult(touched, live, digest % (1 << 64), records_read)
 
 
 def delete_unlisted(store: SegmentStore, manifests: Iterable[tuple[int, Manifest]]) -> int:
-    """Delete the segment files that none of the (family id, manifest) lists. Returns bytes freed."""
-    raise NotImplementedError
+    """Delete segment files that no (family id, manifest) lists; returns the bytes freed.
+
+    Listed files are cut after the last byte that counts for any of them: what lies behind was
+    written or reserved after the last commit. Only for a start, when nobody appends or reads.
+    """
+    counted: dict[tuple[int, int], int] = {}
+    for family_id, manifest in manifests:
+        for segment_id, nbytes in manifest.segments:
+            key = (family_id, segment_id)
+            counted[key] = max(counted.get(key, 0), nbytes)
+    freed = 0
+    for family_id, segment_id, path in list(store.datadir.segment_files()):
+        keep = counted.get((family_id, segment_id))
+        freed += files.remove_with_folder(path) if keep is None else files.cut(path, keep)
+    return freed
+
+
+def _open_segments(
+    store: SegmentStore, family_id: int, manifest: Manifest, schema: Schema
+) -> list[tuple[Segment, int]]:
+    """(segment, counted bytes) of a manifest."""
+    segments: list[tuple[Segment, int]] = []
+    for segment_id, counted in manifest.segments:
+        segment = store.open_existing(family_id, segment_id, counted)
+        if segment.record_bytes != schema.record_bytes:
+            raise SchemaMismatch(
+                f"{store.path(segment)} has records of {segment.record_bytes} bytes, the table's "
+                f"schema has {schema.record_bytes}: the catalog and the file do not belong together"
+            )
+        segments.append((segment, counted))
+    return segments
+
+
+def _ancestry_arrays(manifest: Manifest) -> tuple[np.ndarray, np.ndarray]:
+    """uint64 generations and caps, oldest first: the index + 1 is the rank."""
+    if len(manifest.ancestry) > _MOST_ANCESTORS:
+        raise CorruptRecord(f"a manifest lists {len(manifest.ancestry)} ancestors, at most 2**18")
+    pairs = np.array(manifest.ancestry, np.uint64).reshape(-1, 2)
+    return np.ascontiguousarray(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1])
+
+
+def _bad_row(
+    store: SegmentStore, segment: Segment, trailer: Trailer, row: int, rows: int
+) -> CorruptRecord:
+    path = store.path(segment)
+    return CorruptRecord(
+        f"{path}: the batch at byte {trailer.first_offset} has row {row}, the table has {rows} "
+        "rows: the catalog and the file do not belong together",
+        path=path,
+        offset=trailer.first_offset,
+    )
+
+
+def _trailers(
+    store: SegmentStore, segments: list[tuple[Segment, int]]
+) -> Iterator[tuple[Segment, Trailer]]:
+    """All trailers, read and checked by a second thread while the caller works on earlier ones."""
+    ahead: queue.Queue[tuple[Segment, Trailer] | BaseException | None] = queue.Queue(_READ_AHEAD)
+    stop = threading.Event()
+
+    def read() -> None:
+        try:
+            for segment, counted in segments:
+                for trailer in store.read_trailers(segment, counted):
+                    ahead.put((segment, trailer))
+                    if stop.is_set():
+                        return
+            ahead.put(None)
+        except BaseException as error:  # handed to the caller, whatever it is
+            ahead.put(error)
+
+    thread = threading.Thread(target=read, name="rebuild-reader", daemon=True)
+    thread.start()
+    try:
+        while (item := ahead.get()) is not None:
+            if isinstance(item, BaseException):
+                raise item
+            yield item
+    finally:
+        stop.set()
+        while thread.is_alive():  # it may be waiting for room
+            try:
+                ahead.get(timeout=0.01)
+            except queue.Empty:
+                continue
+        thread.join()
+
+
+@register_warmup
+def compile_rebuild() -> None:
+    """The kernels of a rebuild, with its argument types."""
+    rows, words = np.zeros(1, np.int64), np.zeros(1, np.uint64)
+    kernels.note_versions(rows, words, words, words, words.copy())
+    zero = np.uint64(0)
+    checks = np.zeros(1, np.uint32)
+    kernels.place(rows, words, words, words, words, zero, zero, zero, words.copy(), checks)

@@ -2,73 +2,169 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
+from momentd_wire.errors import CorruptRecord, InternalError, StorageFailed
 
+from momentd_server.storage import files, trailers
+from momentd_server.storage import format as layout
 from momentd_server.storage.datadir import DataDir
+from momentd_server.storage.descriptors import Descriptors, Pins
+from momentd_server.storage.diskio import aligned_buffer
+from momentd_server.storage.format import BLOCK, SegmentHeader, Trailer
 
-
-class Trailer(NamedTuple):
-    """The index of one batch."""
-
-    rows: np.ndarray  # int64[n]
-    versions: np.ndarray  # uint64[n]
-    hashes: np.ndarray  # uint64[n]
-    first_offset: int  # byte offset of record 0; record i lies i * record_bytes behind it
-    digest_delta: int  # sum of new - old hashes, modulo 2**64
+__all__ = ["Pins", "Segment", "SegmentStore", "Trailer"]
 
 
 @dataclass(slots=True, eq=False)
 class Segment:
     """One segment as this process knows it. One thread appends to it at a time."""
 
-    id: int
-    family: int
-    layout: int
-    record_bytes: int
+    header: SegmentHeader
     fill: int  # bytes that count; always a multiple of 4 KiB
-    reserved: int  # bytes allocated on disk, >= fill
+    reserved: int  # length of the file, >= fill
     durable: int = 0  # fill as of the last successful sync
     writable: bool = True
 
+    @property
+    def id(self) -> int:
+        return self.header.segment
+
+    @property
+    def family(self) -> int:
+        return self.header.family
+
+    @property
+    def layout(self) -> int:
+        return self.header.layout
+
+    @property
+    def record_bytes(self) -> int:
+        return self.header.record_bytes
+
     def has_room(self, records: int) -> bool:
-        """Whether a batch of that many records fits below 256 MiB."""
-        raise NotImplementedError
-
-
-class Pins:
-    """Descriptors that stay open, and files that stay readable, until `close` (context manager)."""
-
-    fds: np.ndarray  # int64[n], aligned with the segment ids asked for
-
-    def __enter__(self) -> Pins:
-        raise NotImplementedError
-
-    def __exit__(self, *exc: object) -> None:
-        raise NotImplementedError
+        """Whether a batch of that many records still fits."""
+        end = self.fill + layout.batch_bytes(records, self.record_bytes)
+        return self.writable and end <= layout.SEGMENT_BYTES
 
 
 class SegmentStore:
-    """All segment files of a data directory."""
-
-    failed: str | None  # the first failed sync; final, every later write or sync raises
+    """All segment files of a data directory. Thread-safe, but for appends to one segment."""
 
     def __init__(self, datadir: DataDir, allocate_id: Callable[[], int]) -> None:
-        raise NotImplementedError
+        self.datadir = datadir
+        self.failed: str | None = None  # the first failed sync; final
+        self._allocate_id = allocate_id
+        self._lock = threading.Lock()  # guards the two fields below
+        self._segments: dict[int, Segment] = {}
+        self._unsynced_families: set[int] = set()
+        self._descriptors = Descriptors(self._open_descriptor)
+
+    # -- life of a segment ------------------------------------------------------------------
 
     def create(self, family_id: int, layout_id: int, record_bytes: int) -> Segment:
         """A new empty segment with its header on disk. Raises OutOfSpace, StorageFailed."""
-        raise NotImplementedError
+        self._refuse_after_failure()
+        segment_id = self._allocate_id()
+        header = SegmentHeader(
+            self.datadir.store_id, family_id, segment_id, layout_id, record_bytes
+        )
+        path = self.datadir.segment_path(family_id, segment_id)
+        with self._lock:  # so that no unlink removes the folder in between
+            try:
+                path.parent.mkdir(mode=0o700, exist_ok=True)
+                fd = files.open_direct(path, os.O_CREAT | os.O_EXCL | os.O_RDWR)
+            except OSError as error:
+                raise files.storage_error(error, "create", path) from error
+            self._unsynced_families.add(family_id)
+        try:
+            files.reserve(fd, 0, layout.FIRST_RESERVE)
+            _write_header(fd, header)
+            reserved = os.fstat(fd).st_size
+        except OSError as error:
+            os.close(fd)
+            with self._lock:
+                files.remove_with_folder(path)
+            raise files.storage_error(error, "create", path) from error
+        segment = Segment(header, layout.HEADER_BYTES, reserved)
+        self._descriptors.add(segment_id, fd)
+        with self._lock:
+            self._segments[segment_id] = segment
+        return segment
 
     def open_existing(self, family_id: int, segment_id: int, counted_bytes: int) -> Segment:
-        """Register a file of a manifest, read-only. Raises CorruptRecord if it is not whole."""
-        raise NotImplementedError
+        """Register a file that a manifest lists, read-only; known ones are returned as they are.
+
+        Raises CorruptRecord if it is missing, damaged or shorter than what counts.
+        """
+        with self._lock:
+            known = self._segments.get(segment_id)
+        if known is not None:
+            if counted_bytes > known.fill:  # another table counts more of the same file
+                _check_length(self.path(known), known.reserved, counted_bytes)
+                known.fill = known.durable = counted_bytes
+            return known
+        path = self.datadir.segment_path(family_id, segment_id)
+        header, length = _read_header(path)
+        if (header.store_id, header.family, header.segment) != (
+            self.datadir.store_id,
+            family_id,
+            segment_id,
+        ):
+            raise CorruptRecord(
+                f"{path} holds segment {header.segment} of family {header.family} "
+                f"of store {header.store_id.hex()}: it does not belong here",
+                path=path,
+                offset=0,
+            )
+        _check_length(path, length, counted_bytes)
+        segment = Segment(header, counted_bytes, length, counted_bytes, writable=False)
+        with self._lock:
+            return self._segments.setdefault(segment_id, segment)
 
     def get(self, segment_id: int) -> Segment:
-        raise NotImplementedError
+        """A registered segment. Raises InternalError for an unknown one."""
+        with self._lock:
+            segment = self._segments.get(segment_id)
+        if segment is None:
+            raise InternalError(f"segment {segment_id} is not known; this is a bug, report it")
+        return segment
+
+    def segments(self) -> list[Segment]:
+        """All registered segments."""
+        with self._lock:
+            return list(self._segments.values())
+
+    def seal(self, segment: Segment) -> None:
+        """No more batches: give back what was reserved beyond the fill."""
+        segment.writable = False
+        with self._descriptors.pin([segment.id]) as pins:
+            try:
+                os.ftruncate(int(pins.fds[0]), segment.fill)
+            except OSError as error:
+                raise files.storage_error(error, "shorten", self.path(segment)) from error
+        segment.reserved = segment.fill
+
+    def unlink(self, segment_id: int) -> int:
+        """Delete the file; pinned readers finish undisturbed. Returns the bytes freed."""
+        segment = self.get(segment_id)
+        path = self.path(segment)
+        with self._lock:
+            self._segments.pop(segment_id, None)
+            freed = files.remove_with_folder(path)
+            if not path.parent.exists():
+                self._unsynced_families.discard(segment.family)
+        self._descriptors.forget(segment_id)
+        return freed
+
+    # -- writing ----------------------------------------------------------------------------
 
     def append(
         self,
@@ -82,33 +178,164 @@ class SegmentStore:
         """Write one batch; returns the byte offset of its first record and raises `segment.fill`.
 
         records: uint8 of n * record_bytes, from `aligned_buffer` (start at a multiple of 4 KiB).
+        rows int64[n], versions uint64[n], hashes uint64[n]; digest_delta: sum of new - old hashes.
         On OutOfSpace and StorageFailed `fill` is unchanged and the batch does not exist.
         """
-        raise NotImplementedError
+        self._refuse_after_failure()
+        if not segment.has_room(rows.size) or rows.size == 0:
+            raise InternalError(
+                f"a batch of {rows.size} records does not fit segment {segment.id} "
+                f"({segment.fill} of {layout.SEGMENT_BYTES} bytes used); this is a bug, report it"
+            )
+        start = segment.fill
+        body = records[: rows.size * segment.record_bytes]
+        whole, tail = trailers.build_tail(
+            segment.header, start, body, rows, versions, hashes, digest_delta
+        )
+        end = start + whole + tail.size
+        with self._descriptors.pin([segment.id]) as pins:
+            fd = int(pins.fds[0])
+            try:
+                self._reserve(segment, fd, end)
+                files.write_all(fd, body[:whole], start)
+                files.write_all(fd, tail, start + whole)
+            except OSError as error:
+                raise files.storage_error(error, "write", self.path(segment)) from error
+        segment.fill = end
+        segment.reserved = max(segment.reserved, end)
+        return start
 
-    def seal(self, segment: Segment) -> None:
-        """No more batches: give back what was reserved beyond the fill."""
-        raise NotImplementedError
+    def _reserve(self, segment: Segment, fd: int, end: int) -> None:
+        """Allocate up to `end`: in doubling steps, or as little as needed on a full disk."""
+        if end <= segment.reserved:
+            return
+        wanted = max(end, min(2 * segment.reserved, layout.SEGMENT_BYTES))
+        for target in dict.fromkeys((wanted, end)):
+            try:
+                supported = files.reserve(fd, segment.reserved, target - segment.reserved)
+            except OSError:
+                if target == end:
+                    raise
+                continue
+            segment.reserved = target if supported else segment.reserved
+            return
 
     def sync(self, segments: Iterable[Segment]) -> None:
-        """Make them durable, files first, then directories. A failure is final."""
-        raise NotImplementedError
+        """Make them durable, files first, then directories. Raises StorageFailed; that is final.
+
+        After a failed sync the kernel may have dropped what it could not write and report
+        success the next time, so it is never tried again.
+        """
+        self._refuse_after_failure()
+        for segment in segments:
+            if segment.fill > segment.durable:
+                self._sync_file(segment)
+        with self._lock:
+            families = set(self._unsynced_families)
+        folders = [self.datadir.family_path(family) for family in families]
+        try:
+            for folder in folders:
+                # One that is gone was dropped meanwhile, with its last segment.
+                with contextlib.suppress(FileNotFoundError):
+                    files.sync_directory(folder)
+            if folders:
+                files.sync_directory(self.datadir.families_path)
+        except OSError as error:
+            self._fail(f"cannot sync {self.datadir.families_path}: {error.strerror}", error)
+        with self._lock:
+            self._unsynced_families -= families
+
+    def _sync_file(self, segment: Segment) -> None:
+        fill = segment.fill
+        with self._descriptors.pin([segment.id]) as pins:
+            try:
+                os.fdatasync(int(pins.fds[0]))
+            except OSError as error:
+                self._fail(f"cannot sync {self.path(segment)}: {error.strerror}", error)
+        segment.durable = max(segment.durable, fill)
+
+    def _fail(self, text: str, error: OSError) -> NoReturn:
+        if self.failed is None:
+            self.failed = f"{text}; check the disk (dmesg), then restart the daemon"
+        raise StorageFailed(self.failed) from error
+
+    def _refuse_after_failure(self) -> None:
+        if self.failed is not None:
+            raise StorageFailed(self.failed)
+
+    # -- reading ----------------------------------------------------------------------------
 
     def pin(self, segment_ids: np.ndarray) -> Pins:
-        """Descriptors for int64[n] segment ids, kept open until the pins are closed."""
-        raise NotImplementedError
+        """Descriptors for int64[n] segment ids, open until the pins are closed.
 
-    def unlink(self, segment_id: int) -> int:
-        """Delete the file; pinned readers finish undisturbed. Returns the bytes freed."""
-        raise NotImplementedError
+        Also keeps the contents readable if the file is unlinked meanwhile.
+        """
+        return self._descriptors.pin(segment_ids)
 
-    def read_trailers(self, segment: Segment) -> Iterator[Trailer]:
-        """Trailers from the fill backward. Raises CorruptRecord naming file and offset."""
-        raise NotImplementedError
+    def read_trailers(self, segment: Segment, end: int | None = None) -> Iterator[Trailer]:
+        """The trailers of the batches before `end` (default: the fill), from the last backward.
+
+        Raises CorruptRecord naming file and offset.
+        """
+        return trailers.read_backward(
+            self.path(segment), segment.header, segment.fill if end is None else end
+        )
 
     def page_cache_bytes(self) -> int:
-        """Bytes of all segment files in the page cache; 0 where the kernel cannot say."""
-        raise NotImplementedError
+        """Bytes of all segment files in the page cache; 0 where the kernel cannot say (< 6.5)."""
+        return sum(files.cached_bytes(self.path(segment)) for segment in self.segments())
+
+    def disk_bytes(self) -> int:
+        """Bytes that the registered segments take on disk, reserved ones included."""
+        return sum(segment.reserved for segment in self.segments())
 
     def close(self) -> None:
-        raise NotImplementedError
+        """Close all descriptors. Nothing is synced."""
+        self._descriptors.close()
+
+    def path(self, segment: Segment) -> Path:
+        """Where its file is."""
+        return self.datadir.segment_path(segment.family, segment.id)
+
+    def _open_descriptor(self, segment_id: int) -> int:
+        segment = self.get(segment_id)
+        path = self.path(segment)
+        try:
+            return files.open_direct(path, os.O_RDWR if segment.writable else os.O_RDONLY)
+        except OSError as error:
+            raise files.storage_error(error, "open", path) from error
+
+
+def _write_header(fd: int, header: SegmentHeader) -> None:
+    block = aligned_buffer(BLOCK)
+    block[:] = np.frombuffer(layout.pack_header(header), np.uint8)
+    files.write_all(fd, block, 0)
+
+
+def _read_header(path: Path) -> tuple[SegmentHeader, int]:
+    """The header of a file and the file's length."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        raise CorruptRecord(
+            f"{path} is missing; restore the file from a copy, or drop its tables", path=path
+        ) from None
+    except OSError as error:
+        raise files.storage_error(error, "open", path) from error
+    try:
+        block = os.pread(fd, layout.HEADER_BYTES, 0)
+        return layout.unpack_header(block, path), os.fstat(fd).st_size
+    except OSError as error:
+        raise files.storage_error(error, "read", path) from error
+    finally:
+        os.close(fd)
+
+
+def _check_length(path: Path, length: int, counted_bytes: int) -> None:
+    if counted_bytes % BLOCK or counted_bytes < layout.HEADER_BYTES or length < counted_bytes:
+        raise CorruptRecord(
+            f"{path} has {length} bytes, the catalog counts {counted_bytes}: it was cut short; "
+            "restore the file from a copy, or drop its tables",
+            path=path,
+            offset=length,
+        )

@@ -1,0 +1,218 @@
+"""The catalog's LMDB environment: opened with suspicion, written in whole transactions."""
+
+from __future__ import annotations
+
+import enum
+import errno
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import lmdb
+from momentd_wire.errors import CorruptRecord, Incompatible, MomentdError, StorageFailed
+
+from momentd_server.storage import files, records
+from momentd_server.storage.datadir import DataDir
+from momentd_server.storage.format import FORMAT_VERSION
+
+_DATA_NAME: Final = "data.mdb"
+_FIRST_MAP_BYTES: Final = 16 << 20
+_PREFIX_BYTES: Final = 1
+_META_KEY: Final = b"m"
+_MAGIC: Final = "momentd-catalog"
+
+
+class Kind(enum.Enum):
+    """What an entry is: the first byte of its key."""
+
+    TABLE = b"t"  # table id, 8 bytes big-endian
+    FAMILY = b"f"  # family id, 8 bytes big-endian
+    SESSION = b"s"  # session id, 16 bytes
+    COUNTER = b"c"  # name
+
+
+Write = tuple[Kind, bytes, dict[str, Any] | None]  # kind, key, body or None to delete
+
+
+class CatalogFile:
+    """One LMDB environment with one database. One thread writes.
+
+    LMDB keeps no checksums. So each value ends with its own hash, and the entry `m` has the number
+    of all others and the sum of their hashes: a page that is lost or stale is noticed too.
+    """
+
+    def __init__(self, path: Path, environment: lmdb.Environment, meta: dict[str, Any]) -> None:
+        self.path = path
+        self._environment = environment
+        self._meta = meta
+
+    @classmethod
+    def open(cls, datadir: DataDir) -> CatalogFile:
+        """Open, or create in a data directory without segments. What is refused stays untouched."""
+        path = datadir.catalog_path / _DATA_NAME
+        try:
+            if path.exists() and path.stat().st_size > 0:
+                _inspect(path, datadir.store_id)
+            elif any(datadir.segment_files()):
+                raise CorruptRecord(
+                    f"{path} is missing although there are segments: restore it from a copy, "
+                    f"or move {datadir.path} away to start afresh",
+                    path=path,
+                )
+            environment = _open_environment(path, read_only=False)
+            environment.reader_check()
+            file = cls(path, environment, {})
+            file._meta = file._read_meta() or file._create(datadir.store_id)
+        except lmdb.Error as error:
+            raise _translate(error, path) from error
+        except OSError as error:
+            raise files.storage_error(error, "open", path) from error
+        return file
+
+    def entries(self) -> Iterator[tuple[Kind, bytes, dict[str, Any]]]:
+        """All entries, checked. Raises CorruptRecord."""
+        count = digest = 0
+        try:
+            with self._environment.begin() as transaction:
+                for key, value in transaction.cursor():
+                    if key == _META_KEY:
+                        continue
+                    body = records.unseal(key, value, self.path)
+                    count += 1
+                    digest += records.value_hash(value)
+                    yield Kind(key[:_PREFIX_BYTES]), key[_PREFIX_BYTES:], body
+        except lmdb.Error as error:
+            raise _translate(error, self.path) from error
+        if count != self._meta["count"] or digest % (1 << 64) != self._meta["digest"]:
+            raise CorruptRecord(
+                f"{self.path}: {count} entries were found, {self._meta['count']} were written, or "
+                "one is an older one; restore the file from a copy",
+                path=self.path,
+            )
+
+    def write(self, writes: Sequence[Write]) -> None:
+        """One durable transaction. Raises OutOfSpace (nothing changed), StorageFailed."""
+        while True:
+            try:
+                meta = self._write_once(writes)
+            except lmdb.MapFullError:
+                self._environment.set_mapsize(2 * self._environment.info()["map_size"])
+                continue
+            except lmdb.Error as error:
+                raise _translate(error, self.path) from error
+            except OSError as error:
+                raise files.storage_error(error, "write", self.path) from error
+            self._meta = meta
+            return
+
+    def close(self) -> None:
+        self._environment.close()
+
+    def _write_once(self, writes: Sequence[Write]) -> dict[str, Any]:
+        meta = dict(self._meta)
+        with self._environment.begin(write=True) as transaction:
+            for kind, raw_key, body in writes:
+                key = kind.value + raw_key
+                old = transaction.get(key)
+                if old is not None:
+                    meta["count"] -= 1
+                    meta["digest"] -= records.value_hash(old)
+                if body is None:
+                    transaction.delete(key)
+                    continue
+                value = records.seal(key, body)
+                transaction.put(key, value)
+                meta["count"] += 1
+                meta["digest"] += records.value_hash(value)
+            meta["digest"] %= 1 << 64
+            transaction.put(_META_KEY, records.seal(_META_KEY, meta))
+        return meta
+
+    def _read_meta(self) -> dict[str, Any] | None:
+        with self._environment.begin() as transaction:
+            value = transaction.get(_META_KEY)
+        return None if value is None else records.unseal(_META_KEY, value, self.path)
+
+    def _create(self, store_id: bytes) -> dict[str, Any]:
+        self._meta = {
+            "magic": _MAGIC,
+            "format": FORMAT_VERSION,
+            "store": store_id.hex(),
+            "count": 0,
+            "digest": 0,
+        }
+        self.write([])
+        files.sync_directory(self.path.parent)
+        return self._meta
+
+
+def _open_environment(path: Path, *, read_only: bool) -> lmdb.Environment:
+    return lmdb.open(
+        str(path.parent),
+        map_size=max(_FIRST_MAP_BYTES, 2 * (path.stat().st_size if path.exists() else 0)),
+        readonly=read_only,
+        # The data directory's lock keeps others away; an inspection must not create a lock file.
+        lock=not read_only,
+        mode=0o600,
+        # A disk error must be an error of a call: no page is ever written through the mapping.
+        writemap=False,
+        max_dbs=0,
+    )
+
+
+def _inspect(path: Path, store_id: bytes) -> None:
+    """Refuse what is not this store's catalog in this format, without changing a byte."""
+    environment = _open_environment(path, read_only=True)
+    try:
+        # A page beyond the end of the file would be a SIGBUS, not an error.
+        needed = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
+        if path.stat().st_size < needed:
+            raise CorruptRecord(
+                f"{path} has {path.stat().st_size} bytes, {needed} were written: it was cut short; "
+                "restore it from a copy",
+                path=path,
+            )
+        with environment.begin() as transaction:
+            value = transaction.get(_META_KEY)
+            others = transaction.stat()["entries"]
+    finally:
+        environment.close()
+    if value is None:
+        if others:
+            raise CorruptRecord(
+                f"{path} is an LMDB file, but not a catalog of momentd: name another directory",
+                path=path,
+            )
+        return  # a start that was killed before its first commit
+    _check_meta(path, records.unseal(_META_KEY, value, path), store_id)
+
+
+def _check_meta(path: Path, meta: dict[str, Any], store_id: bytes) -> None:
+    if meta.get("magic") != _MAGIC or meta.get("format") != FORMAT_VERSION:
+        raise Incompatible(
+            f"{path} has catalog format {meta.get('format')}, this momentd reads {FORMAT_VERSION}: "
+            "use the momentd version that wrote it",
+            path=path,
+        )
+    if meta["store"] != store_id.hex():
+        raise CorruptRecord(
+            f"{path} belongs to store {meta['store']}, the directory is {store_id.hex()}: "
+            "one of the two was copied here; restore the right one",
+            path=path,
+        )
+
+
+def _translate(error: lmdb.Error, path: Path) -> MomentdError:
+    text = str(error)
+    for code in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS):
+        if os.strerror(code) in text:
+            return files.storage_error(OSError(code, os.strerror(code)), "write", path)
+    damaged = (lmdb.InvalidError, lmdb.CorruptedError, lmdb.PageNotFoundError)
+    if isinstance(error, (*damaged, lmdb.VersionMismatchError)):
+        return CorruptRecord(
+            f"{path} is not a readable LMDB file ({text}): restore it from a copy, "
+            "or name another directory",
+            path=path,
+        )
+    return StorageFailed(f"the catalog {path} failed: {text}; check the disk (dmesg)", path=path)
