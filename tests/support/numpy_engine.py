@@ -1,3 +1,4 @@
+# ruff: noqa: A002  # the port names arguments after what they are
 """A second implementation of the engine's port: whole tables as numpy arrays, nothing on disk.
 
 It keeps every promise of `engine/api.py` (all or none, private row ids, generations, ownership),
@@ -186,10 +187,14 @@ class NumpyEngine:
         unique, inverse = np.unique(ids, return_inverse=True)
         grads = np.zeros((len(unique), view.schema.width), kind)
         present = np.zeros(grads.shape, bool)
-        for position, row in enumerate(inverse):  # in the order in which they stand
-            mask = slice(None) if batch.mask is None else batch.mask[position] != 0
-            grads[row, mask] += batch.grads[position, mask]
-            present[row, mask] = True
+        if batch.mask is None:
+            np.add.at(grads, inverse, batch.grads)  # in the order in which they stand
+            present[:] = True
+        else:
+            for position, row in enumerate(inverse):
+                mask = batch.mask[position] != 0
+                grads[row, mask] += batch.grads[position, mask]
+                present[row, mask] = True
         step = view.step + 1 if batch.step is None else batch.step
         delta = self._adam(table, unique, grads, present, batch.hyper, step)
         values = None
@@ -203,9 +208,7 @@ class NumpyEngine:
         table.touched[unique] = True
         table.updates += 1
         table.view = replace(view, step=step, update_number=view.update_number + 1)
-        return TableOutcome(
-            step, table.view.update_number, len(unique), out_rows, out_values, None
-        )
+        return TableOutcome(step, table.view.update_number, len(unique), out_rows, out_values, None)
 
     def _adam(self, table: NumpyTable, unique, grads, present, hyper, step: int) -> np.ndarray:
         kind = grads.dtype.type
@@ -225,9 +228,10 @@ class NumpyEngine:
         with self._lock:
             table = self._table(id, generation)
             _check_rows(ids, table.view.schema.rows)
-            specs = tuple(
-                f for name in fields for f in table.view.schema.fields if f.name == name
-            ) or table.view.schema.fields
+            specs = (
+                tuple(f for name in fields for f in table.view.schema.fields if f.name == name)
+                or table.view.schema.fields
+            )
             values = [table.fields[spec.name][ids] for spec in specs]
             if outs is not None:
                 values = [_into(out, value) for out, value in zip(outs, values, strict=True)]

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import grpc
 import numpy as np
@@ -84,7 +84,7 @@ class LocalClient:
     def close(self) -> None:
         self.sock.close()
 
-    def __enter__(self) -> LocalClient:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -238,7 +238,7 @@ class GrpcClient:
     def close(self) -> None:
         self.channel.close()
 
-    def __enter__(self) -> GrpcClient:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -70,8 +70,8 @@ class Transfers:
     """The calls that move bulk bytes now."""
 
     def __init__(self, limit_bytes: int) -> None:
-        self._small = ByteBudget(SMALL_BUDGET_BYTES)
-        self._large = ByteBudget(limit_bytes)
+        self.small = ByteBudget(SMALL_BUDGET_BYTES)
+        self.large = ByteBudget(limit_bytes)
         self._lock = threading.Lock()  # guards the field below
         self._active: dict[int, Transfer] = {}
 
@@ -82,7 +82,7 @@ class Transfers:
         Raises LimitExceeded, Cancelled (the caller went away while it waited).
         """
         transfer = Transfer(context)
-        budget = self._small if nbytes <= SMALL_BYTES else self._large
+        budget = self.small if nbytes <= SMALL_BYTES else self.large
         with budget.hold(nbytes, transfer.check_alive):
             transfer.moved()
             with self._lock:

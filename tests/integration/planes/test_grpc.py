@@ -43,9 +43,7 @@ def update_head(client, table, rows, grads, number=2, stream=1):
 
 
 @pytest.mark.parametrize("after", [0, 1, 3])
-def test_a_stream_that_breaks_off_changes_nothing_and_leaves_the_number_free(
-    remote, engine, after
-):
+def test_a_stream_that_breaks_off_changes_nothing_and_leaves_the_number_free(remote, engine, after):
     table = remote.open_table()
     rows, grads = np.arange(500), np.ones((500, 4), np.float32)
     head, arrays = update_head(remote, table, rows, grads)
@@ -119,7 +117,7 @@ def test_announced_bytes_beyond_the_limit_are_refused_before_they_are_sent(remot
     table = remote.open_table()
     head, _ = update_head(remote, table, ROWS, GRADS)
     head.tables[0].grads.streamed = 1 << 50
-    with pytest.raises(errors.LimitExceeded, match="1024 TiB|limit"):
+    with pytest.raises(errors.LimitExceeded, match="beyond the limit"):
         remote.stream("Update", iter([pb.UpdatePart(head=head)]))
 
 

@@ -145,9 +145,7 @@ def test_sessions_survive_an_orderly_restart_with_their_outcomes(start, tmp_path
         daemon.process.terminate()
         assert daemon.wait() == 0
         start().ready()
-        with LocalClient(
-            tmp_path / "m.sock", resume_session=client.hello.session
-        ) as again:
+        with LocalClient(tmp_path / "m.sock", resume_session=client.hello.session) as again:
             assert again.hello.resumed
             assert [(d.stream, d.number) for d in again.hello.done] == [(1, 2)]
             assert again.grow(1).arena > client.arena.arena
@@ -156,14 +154,20 @@ def test_sessions_survive_an_orderly_restart_with_their_outcomes(start, tmp_path
             assert reply.tables == first.tables
 
 
+GREETER = """
+import sys
+from tests.support.planes import LocalClient
+client = LocalClient(sys.argv[1])
+print(client.hello.session.hex(), flush=True)
+sys.stdin.read()
+"""
+
+
 def test_a_session_whose_process_is_gone_is_not_restored(start, tmp_path, source_environment):
     daemon = start()
     daemon.ready()
-    code = "import sys; from tests.support.planes import LocalClient;" \
-        "client = LocalClient(sys.argv[1]); print(client.hello.session.hex(), flush=True);" \
-        "sys.stdin.read()"  # fmt: skip
     child = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path / "m.sock")], env=source_environment,
+        [sys.executable, "-c", GREETER, str(tmp_path / "m.sock")], env=source_environment,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         cwd=Path(__file__).parents[3],
     )  # fmt: skip

@@ -130,5 +130,5 @@ def test_an_empty_batch_counts_as_a_step(local, remote, tables):
     rows, grads = np.empty(0, np.int64), np.empty((0, 4), np.float32)
     reply = local.update(2, local.table_update(here, rows, grads))
     reply_there, _ = remote.update(2, remote.table_update(there, rows, grads))
-    assert reply.tables[0] .step == reply_there.tables[0].step == 1
+    assert reply.tables[0].step == reply_there.tables[0].step == 1
     assert reply.tables[0].rows == reply_there.tables[0].rows == 0
