@@ -62,14 +62,14 @@ class Memory:
         self.random = np.random.default_rng(1)
 
     def records(self, rows: int, *, workers: int) -> rules.Records:
-        """Records of `rows` frames, see `shuffle`; without workers there is no row protocol."""
+        """Records of `rows` frames, see `shuffle`; with 0 workers there is no row protocol."""
         return rules.Records(
             space=self.space,
             words=self.words,
             frame_index=self.index[:rows],
             frame_offset=self.offset[:rows],
             word=1 << 8 | 2,
-            undo=aligned((workers, self.schema.record_bytes), "uint8"),
+            undo=aligned((workers, self.schema.record_bytes), "uint8") if workers else None,
             progress=aligned((workers, PROGRESS_WORDS), "int64"),
             schema=self.schema,
         )

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+
 from momentd_server.jit import Pool
 from momentd_server.rules import SparseAdamHyper
 from tests.support.records import Memory

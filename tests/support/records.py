@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+
 from momentd_server import rules
 from momentd_server.jit import Pool
 from momentd_server.jit.row_protocol import PROGRESS_WORDS
@@ -68,7 +69,7 @@ class Memory:
         chunk: int | None = None,
         **more: object,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """One update; returns the distinct rows and their results, NaN where nothing was written."""
+        """One update; returns the distinct rows and their results, NaN where none was written."""
         rule = rules.get(self.schema.rule)
         plan = rules.plan(np.asarray(rows, np.int64), self.schema.rows, rules.Scratch())
         out = np.full((plan.distinct, self.schema.width), np.nan, self.schema.state_dtype)

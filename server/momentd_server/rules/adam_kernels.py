@@ -11,6 +11,8 @@ import numpy as np
 from momentd_server.jit import inline_kernel, kernel, prefetch
 from momentd_server.jit.row_protocol import begin_part, begin_row, end_row
 
+# What is called once a row is inlined: faster, and a row then has no way out in its midst.
+
 # Elements of `numbers` (state's dtype) and of `layout` (int64); offsets and sizes in elements.
 GAIN_AVG, GAIN_SQ, EPS, STEP, SIGN, ZERO = 0, 1, 2, 3, 4, 5
 ITEM_SHIFT, AVG_AT, SQ_AT, AHEAD, RECORD_REACH, GRAD_REACH, RESULT = 0, 1, 2, 3, 4, 5, 6
@@ -64,15 +66,14 @@ def apply_dense(
 
     `space`, `undo`, `grads`, `weights`, `values`, `spare`, `numbers` are of the state's dtype.
     `spare` (workers, 3, padded width): a summed gradient and an unwanted delta by worker.
-    Empty `undo`: without the row protocol. Empty `factors`: none wanted.
+    `undo` None: without the row protocol. Empty `factors`: none wanted.
     """
-    guarded = undo.shape[0] > 0
     width = grads.shape[1]
     summed = spare[worker, 0, :width]
     unwanted = spare[worker, 1, :width]
     first += base
     last += base
-    if guarded:
+    if undo is not None:
         begin_part(progress, worker, first, last)
     for u in range(first, min(first + layout[AHEAD], last)):
         _fetch(u, space, words, frame_index, frame_offset, order, starts, grads, layout)
@@ -81,7 +82,7 @@ def apply_dense(
         if u < ahead < last:
             _fetch(ahead, space, words, frame_index, frame_offset, order, starts, grads, layout)
         at = frame_offset[u] >> layout[ITEM_SHIFT]
-        if guarded:
+        if undo is not None:
             begin_row(space, at, words, frame_index[u], word, undo, progress, worker, u)
         grad = grads[order[starts[u]]]
         if starts[u + 1] - starts[u] > 1:
@@ -97,7 +98,7 @@ def apply_dense(
             _add(delta, weights[order[starts[u]]])
         if factors.shape[0] > 0:
             factors[u] = 1
-        if guarded:
+        if undo is not None:
             end_row(progress, worker, u)
 
 
@@ -129,14 +130,13 @@ def apply_masked(
 
     Elements that no gradient of the row has stay as they are; their delta is 0.
     """
-    guarded = undo.shape[0] > 0
     width = grads.shape[1]
     summed = spare[worker, 0, :width]
     unwanted = spare[worker, 1, :width]
     present = spare[worker, 2, :width]
     first += base
     last += base
-    if guarded:
+    if undo is not None:
         begin_part(progress, worker, first, last)
     for u in range(first, min(first + layout[AHEAD], last)):
         _fetch(u, space, words, frame_index, frame_offset, order, starts, grads, layout)
@@ -145,7 +145,7 @@ def apply_masked(
         if u < ahead < last:
             _fetch(ahead, space, words, frame_index, frame_offset, order, starts, grads, layout)
         at = frame_offset[u] >> layout[ITEM_SHIFT]
-        if guarded:
+        if undo is not None:
             begin_row(space, at, words, frame_index[u], word, undo, progress, worker, u)
         sum_masked(grads, mask, order, starts[u], starts[u + 1], summed, present)
         delta = unwanted
@@ -158,11 +158,11 @@ def apply_masked(
             _add(delta, weights[order[starts[u]]])
         if factors.shape[0] > 0:
             factors[u] = 1
-        if guarded:
+        if undo is not None:
             end_row(progress, worker, u)
 
 
-@kernel
+@inline_kernel
 def advance_present(exp_avg, exp_avg_sq, grad, present, delta, numbers):
     """As `advance` where `present` is not zero; elsewhere nothing moves and `delta` is 0."""
     gain_avg, gain_sq, eps = numbers[GAIN_AVG], numbers[GAIN_SQ], numbers[EPS]
@@ -180,7 +180,7 @@ def advance_present(exp_avg, exp_avg_sq, grad, present, delta, numbers):
         delta[j] = moved if here else numbers[ZERO]
 
 
-@kernel
+@inline_kernel
 def sum_grads(grads, order, start, stop, out):
     """out = sum of grads[order[start:stop]], in that order, at least one."""
     head = grads[order[start]]
@@ -190,7 +190,7 @@ def sum_grads(grads, order, start, stop, out):
         _add(out, grads[order[k]])
 
 
-@kernel
+@inline_kernel
 def sum_masked(grads, mask, order, start, stop, out, present):
     """As `sum_grads` over the elements that the mask has; `present` is 1 where there are any."""
     for j in range(out.shape[0]):
@@ -206,7 +206,7 @@ def sum_masked(grads, mask, order, start, stop, out, present):
             present[j] = 1 if here[j] != 0 else present[j]
 
 
-@kernel
+@inline_kernel
 def _add(out, other):
     for j in range(out.shape[0]):
         out[j] += other[j]

@@ -27,7 +27,7 @@ class Records:
     `frame_offset` int64 (m,): byte offset in `space` of the record, a multiple of 8
     `word`         the state word that marks a frame as changed by this update
     `undo`         uint8 (workers, record_bytes): the old record of the row in work, by worker;
-                   with 0 workers the update is not protected (memory that nobody inherits)
+                   None: the update is not protected (memory that nobody inherits)
     `progress`     int64 (workers, 8): see jit/row_protocol.py
     """
 
@@ -36,7 +36,7 @@ class Records:
     frame_index: NDArray[np.int64]
     frame_offset: NDArray[np.int64]
     word: int
-    undo: NDArray[np.uint8]
+    undo: NDArray[np.uint8] | None
     progress: NDArray[np.int64]
     schema: Schema
 

@@ -110,8 +110,9 @@ class SparseAdam:
         stop: int,
     ) -> None:
         schema = records.schema
-        if 0 < len(records.undo) < pool.threads:
-            raise ValueError(f"{pool.threads} threads need as many undo rows: {len(records.undo)}")
+        undo = records.undo
+        if undo is not None and len(undo) < pool.threads:
+            raise ValueError(f"{pool.threads} threads need as many undo rows, not {len(undo)}")
         dtype = schema.state_dtype
         nothing = _NOTHING[dtype]
         factors = nothing[0] if batch.out_factors is None else batch.out_factors
@@ -122,7 +123,7 @@ class SparseAdam:
             records.frame_index,
             records.frame_offset,
             np.uint64(records.word),
-            records.undo.view(dtype),
+            None if undo is None else undo.view(dtype),
             records.progress,
             batch.plan.order,
             batch.plan.starts,

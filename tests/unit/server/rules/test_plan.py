@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from momentd_server.rules import Scratch, batch, plan
 from momentd_wire.errors import InvalidArgument, RowOutOfRange
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from momentd_server import rules
 from momentd_server.jit import Pool
 from momentd_server.rules import SparseAdamHyper
