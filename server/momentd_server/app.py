@@ -95,9 +95,10 @@ class Daemon:
     def close(self) -> bool:
         """Stop in order; sessions and everything dirty are made durable unless discarded.
 
-        Requests in work have until the configured timeout. Returns whether all of them ended.
+        Requests in work have half of the configured time. Returns whether all of them ended.
         """
-        deadline_s = time.monotonic() + self._config.stop_timeout_s
+        # The other half of the time is for writing what is dirty.
+        deadline_s = time.monotonic() + self._config.stop_timeout_s / 2
         self._dispatcher.drain()
         self._closed.set()
         # A Stop call is answered by a request in work: the planes close behind it.
@@ -167,13 +168,15 @@ class Report:
 
 
 class Signals:
-    """SIGTERM and SIGINT: the first asks for an orderly stop, the second ends the process."""
+    """SIGTERM, SIGINT, SIGHUP: the first asks for an orderly stop, the second ends the process."""
 
     def __init__(self) -> None:
         self._stop: Callable[[], None] | None = None
         self._count = 0
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._received)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as `nohup` wants it
+            signal.signal(signal.SIGHUP, self._received)
 
     def __call__(self, stop: Callable[[], None]) -> None:
         """Where to send the first signal; at once if it has come already."""
@@ -255,7 +258,11 @@ def _run(
         raise
     if config.token_in_the_clear:
         log.warning("token_without_tls", hint="anybody on the network can read it: add --tls-cert")
-    daemon.open()
+    try:
+        daemon.open()
+    except BaseException:
+        daemon.close()
+        raise
     signals(daemon.ask_stop)
     log.info("serving", addresses=daemon.addresses, cache_bytes=config.cache_bytes, version=VERSION)
     ready(daemon)
@@ -271,8 +278,7 @@ class _Watchdog:
     """Ends the process if an orderly stop takes longer than it may."""
 
     def __init__(self, timeout_s: float) -> None:
-        # The engine writes what is dirty after the requests in work have ended: both may take it.
-        self._timer = threading.Timer(2 * timeout_s, self._expire)
+        self._timer = threading.Timer(timeout_s, self._expire)
         self._timer.name, self._timer.daemon = "momentd-watchdog", True
         self._timer.start()
 

@@ -103,6 +103,11 @@ class Session:
         """Since when nobody is connected (monotonic clock); None while somebody is."""
         return self._detached_at_s
 
+    def moved_to(self, pid: int) -> None:
+        """Note which process resumed the session."""
+        self.pid, self.pid_start = pid, process.start_time(pid)
+        self.boot_id = process.boot_id()
+
     def attach(self) -> int:
         """Make the caller's connection the session's; returns what `detach` asks for."""
         with self._lock:

@@ -194,7 +194,7 @@ def _inline(
         data = bulk.inline
         if len(data) != nbytes:
             raise _wrong_length(what, len(data), nbytes, shape, dtype)
-        return np.frombuffer(data, dtype).reshape(shape)
+        return np.frombuffer(data, dtype).reshape(shape).copy()  # kernels want writable arrays
     if place is None and nbytes == 0:
         return np.empty(shape, dtype)
     if place is None:

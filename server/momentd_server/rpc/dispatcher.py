@@ -145,6 +145,7 @@ class Dispatcher:
         if request.HasField("resume_session"):
             known = sessions.resume(request.resume_session, plane=peer.plane, uid=peer.uid)
             if known is not None:
+                known.moved_to(peer.pid)
                 return known, True
         opened = sessions.open(
             plane=peer.plane,
@@ -154,10 +155,6 @@ class Dispatcher:
             program=request.program[: decode.MAX_TEXT],
         )
         return opened, False
-
-    def find_session(self, session_id: bytes) -> Session:
-        """Raises SessionNotFound."""
-        return self._engine.sessions.get(session_id)
 
     def end_session(self, session: Session) -> None:
         """Drop the session's unnamed tables; it is unknown from now on."""

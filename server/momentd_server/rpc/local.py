@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import struct
@@ -93,7 +94,11 @@ class LocalPlane:
                 log.warning("accept_failed", error=str(error))
                 time.sleep(0.1)
                 continue
-            self._admit(sock)
+            try:
+                self._admit(sock)
+            except Exception as error:  # noqa: BLE001  # no thread to be had: others may still come
+                log.error("connection_not_admitted", cause=error)
+                sock.close()
 
     def _admit(self, sock: socket.socket) -> None:
         """Give a connection its thread, or an error and the door."""
@@ -145,10 +150,8 @@ class LocalPlane:
 
 
 def _turn_away(sock: socket.socket, error: errors.MomentdError) -> None:
-    try:
+    with contextlib.suppress(OSError):
         sock.send(pb.Reply(error=errors.to_wire(error)).SerializeToString(), socket.MSG_DONTWAIT)
-    except OSError:
-        pass  # it has gone by itself
     hang_up(sock)
 
 

@@ -64,7 +64,7 @@ def start(tmp_path, source_environment):
         daemon.process.communicate()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_stops_it_in_order_and_leaves_no_socket(start, tmp_path, number):
     daemon = start()
     facts = daemon.ready()
