@@ -12,13 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
-from momentd_wire.errors import MomentdError, SchemaMismatch, StorageFailed
-
 from momentd_server.storage import records
 from momentd_server.storage.catalog_file import CatalogFile, Kind, Write
 from momentd_server.storage.datadir import DataDir
 from momentd_server.storage.location import GENERATION_SHIFT
 from momentd_server.storage.records import Manifest, SessionRecord, StreamRecord, TableRecord
+from momentd_wire.errors import MomentdError, SchemaMismatch, StorageFailed
 
 __all__ = [
     "Catalog",
@@ -160,21 +159,13 @@ class Catalog:
         sessions = dict(self._state.sessions)
         writes: list[Write] = []
         for change in changes:
-            match change:
-                case Put(TableRecord() as table):
-                    tables[table.id] = table
-                    writes.append((Kind.TABLE, _key(table.id), records.table_body(table)))
-                    writes.append(self._family_write(table))
-                case Put(SessionRecord() as session):
-                    sessions[session.session] = session
-                    body = records.session_body(session)
-                    writes.append((Kind.SESSION, session.session, body))
-                case DropTable(table_id):
-                    if tables.pop(table_id, None) is not None:
-                        writes.append((Kind.TABLE, _key(table_id), None))
-                case DropSession(session_id):
-                    if sessions.pop(session_id, None) is not None:
-                        writes.append((Kind.SESSION, session_id, None))
+            if isinstance(change, Put):
+                writes += self._put(change.record, tables, sessions)
+            elif isinstance(change, DropTable):
+                if tables.pop(change.id, None) is not None:
+                    writes.append((Kind.TABLE, _key(change.id), None))
+            elif sessions.pop(change.session, None) is not None:
+                writes.append((Kind.SESSION, change.session, None))
         _check_names(tables)
         left = {table.family for table in tables.values()}
         gone = {table.family for table in self._state.tables.values()} - left
@@ -184,6 +175,19 @@ class Catalog:
         with self._lock:
             self._state.tables = tables
             self._state.sessions = sessions
+
+    def _put(
+        self,
+        record: TableRecord | SessionRecord,
+        tables: dict[int, TableRecord],
+        sessions: dict[bytes, SessionRecord],
+    ) -> list[Write]:
+        if isinstance(record, SessionRecord):
+            sessions[record.session] = record
+            return [(Kind.SESSION, record.session, records.session_body(record))]
+        tables[record.id] = record
+        table_write = (Kind.TABLE, _key(record.id), records.table_body(record))
+        return [table_write, self._family_write(record)]
 
     def _family_write(self, table: TableRecord) -> Write:
         known = self._state.generations.get(table.family, 0)

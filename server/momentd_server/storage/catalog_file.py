@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import lmdb
-from momentd_wire.errors import CorruptRecord, Incompatible, MomentdError, StorageFailed
 
 from momentd_server.storage import files, records
 from momentd_server.storage.datadir import DataDir
 from momentd_server.storage.format import FORMAT_VERSION
+from momentd_wire.errors import CorruptRecord, Incompatible, MomentdError, StorageFailed
 
 _DATA_NAME: Final = "data.mdb"
 _FIRST_MAP_BYTES: Final = 16 << 20
@@ -110,22 +110,23 @@ class CatalogFile:
         self._environment.close()
 
     def _write_once(self, writes: Sequence[Write]) -> dict[str, Any]:
-        meta = dict(self._meta)
+        count = int(self._meta["count"])
+        digest = int(self._meta["digest"])
         with self._environment.begin(write=True) as transaction:
             for kind, raw_key, body in writes:
                 key = kind.value + raw_key
                 old = transaction.get(key)
                 if old is not None:
-                    meta["count"] -= 1
-                    meta["digest"] -= records.value_hash(old)
+                    count -= 1
+                    digest -= records.value_hash(old)
                 if body is None:
                     transaction.delete(key)
                     continue
                 value = records.seal(key, body)
                 transaction.put(key, value)
-                meta["count"] += 1
-                meta["digest"] += records.value_hash(value)
-            meta["digest"] %= 1 << 64
+                count += 1
+                digest += records.value_hash(value)
+            meta = {**self._meta, "count": count, "digest": digest % (1 << 64)}
             transaction.put(_META_KEY, records.seal(_META_KEY, meta))
         return meta
 

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from momentd_server.storage import format as layout
+from momentd_server.storage.files import storage_error, sync_directory
 from momentd_wire.errors import (
     CorruptRecord,
     DaemonUnavailable,
@@ -19,17 +21,37 @@ from momentd_wire.errors import (
     PermissionDenied,
 )
 
-from momentd_server.storage import format as layout
-from momentd_server.storage.files import storage_error, sync_directory
-
 _MARKER_TEMPORARY: Final = layout.MARKER_NAME + ".tmp"
 # What may lie in a directory before its marker does: a start that was killed, a fresh file system.
 _BEFORE_MARKER: Final = frozenset({layout.LOCK_NAME, _MARKER_TEMPORARY, "lost+found"})
 
 # Locks, direct I/O or memory mappings (LMDB) of these are not those of a local file system.
 _NETWORK: Final = frozenset(
-    "nfs nfs4 cifs smb3 smbfs ncpfs afs 9p ceph lustre gpfs beegfs glusterfs ocfs2 gfs2 pvfs2 "
-    "orangefs fuse.glusterfs fuse.sshfs fuse.ceph fuse.s3fs fuse.gcsfuse fuse.rclone".split()
+    [
+        "nfs",
+        "nfs4",
+        "cifs",
+        "smb3",
+        "smbfs",
+        "ncpfs",
+        "afs",
+        "9p",
+        "ceph",
+        "lustre",
+        "gpfs",
+        "beegfs",
+        "glusterfs",
+        "ocfs2",
+        "gfs2",
+        "pvfs2",
+        "orangefs",
+        "fuse.glusterfs",
+        "fuse.sshfs",
+        "fuse.ceph",
+        "fuse.s3fs",
+        "fuse.gcsfuse",
+        "fuse.rclone",
+    ]
 )
 
 
@@ -56,7 +78,7 @@ class DataDir:
         PermissionDenied, Incompatible (other format), InvalidArgument (foreign files, network file
         system), DaemonUnavailable (another daemon uses it), OutOfSpace, StorageFailed.
         """
-        path = Path(os.path.abspath(path))
+        path = path.resolve()
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             _check_access(path)
@@ -191,10 +213,10 @@ def _check_ours(path: Path) -> None:
     """Refuse foreign files and other formats before anything is written."""
     if _read_marker(path) is not None:
         return
-    foreign = sorted(set(os.listdir(path)) - _BEFORE_MARKER)
+    foreign = sorted({entry.name for entry in path.iterdir()} - _BEFORE_MARKER)
     # A start that was killed leaves these two empty.
     unfinished = {layout.CATALOG_NAME, layout.FAMILIES_NAME}
-    foreign = [name for name in foreign if name not in unfinished or os.listdir(path / name)]
+    foreign = [name for name in foreign if name not in unfinished or any((path / name).iterdir())]
     if foreign:
         shown = ", ".join(foreign[:3]) + (", ..." if len(foreign) > 3 else "")
         raise InvalidArgument(

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Final
+from typing import Final, Self
 
 import numpy as np
 
@@ -39,7 +39,7 @@ class Pins:
         files, self._files = self._files, ()
         self._unpin(files)
 
-    def __enter__(self) -> Pins:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

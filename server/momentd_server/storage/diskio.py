@@ -23,7 +23,7 @@ __all__ = [
     "aligned_buffer",
 ]
 
-# Also the largest single read; enough for the neighbours of a sorted batch, and 48 of them are 6 MB.
+# Also the largest single read: room for neighbours in a sorted batch, and 48 of them are 6 MB.
 BOUNCE_BYTES: Final = 128 * 1024
 READER_THREADS: Final = 48
 
@@ -57,7 +57,7 @@ class ReadPool:
             thread.start()
 
     def _compile(self) -> None:
-        """Compile or load the loop here: a thread that failed to would leave its callers waiting."""
+        """Compile or load the loop here: a thread that failed to would leave callers waiting."""
         self._control[0, kernels.STOP] = 1
         self._serve(0)
         self._control[0, kernels.STOP] = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import functools
 import logging
 import mmap
 import os
@@ -13,9 +14,9 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from momentd_wire.errors import MomentdError, OutOfSpace, PermissionDenied, StorageFailed
 
 from momentd_server.storage.format import BLOCK
+from momentd_wire.errors import MomentdError, OutOfSpace, PermissionDenied, StorageFailed
 
 _log = logging.getLogger("momentd.storage")
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -29,8 +30,6 @@ _AT_EMPTY_PATH: Final = 0x1000
 _STATX_DIOALIGN: Final = 0x2000
 _DIO_OFFSET_ALIGN_WORD: Final = 39  # struct statx, byte 156
 _CACHESTAT: Final = 451
-
-_said_buffered = False
 
 
 def storage_error(error: OSError, action: str, path: Path) -> MomentdError:
@@ -49,7 +48,6 @@ def storage_error(error: OSError, action: str, path: Path) -> MomentdError:
 
 def open_direct(path: Path, flags: int) -> int:
     """Open for direct I/O in 4 KiB blocks, or buffered where that is refused (said once)."""
-    global _said_buffered
     try:
         fd = os.open(path, flags | os.O_DIRECT | os.O_CLOEXEC, 0o600)
     except OSError as error:
@@ -59,9 +57,7 @@ def open_direct(path: Path, flags: int) -> int:
         if _takes_blocks(fd):
             return fd
         os.close(fd)
-    if not _said_buffered:
-        _said_buffered = True
-        _log.warning("direct I/O is refused for %s: using the page cache", path.parent)
+    _say_buffered(path.parents[1])
     # The refused open may have made the file already.
     return open_buffered(path, flags & ~os.O_EXCL)
 
@@ -75,6 +71,11 @@ def takes_direct_io(folder: Path) -> bool:
     takes = _takes_blocks(fd)
     os.close(fd)
     return takes
+
+
+@functools.cache
+def _say_buffered(where: Path) -> None:
+    _log.warning("direct I/O is refused in %s: using the page cache", where)
 
 
 def open_buffered(path: Path, flags: int) -> int:

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
-from momentd_wire.errors import CorruptRecord, Incompatible
 
 from momentd_server.storage.hashing import hash_bytes, hash_words
+from momentd_wire.errors import CorruptRecord, Incompatible
 
 BLOCK: Final = 4096
 FORMAT_VERSION: Final = 1

@@ -14,6 +14,7 @@ import errno as errors
 from typing import Final
 
 import numpy as np
+
 from momentd_server.jit import inline_kernel, kernel
 from momentd_server.storage.hashing import fold_check, hash_record
 from momentd_server.storage.libc import (

@@ -6,10 +6,9 @@ import json
 from dataclasses import dataclass
 from typing import Any, Final
 
-from momentd_wire.errors import CorruptRecord
-
 from momentd_server.schema import FieldSpec, Schema
 from momentd_server.storage.hashing import hash_bytes
+from momentd_wire.errors import CorruptRecord
 
 _HASH_BYTES: Final = 8
 

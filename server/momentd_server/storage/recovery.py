@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from momentd_wire.errors import CorruptRecord, SchemaMismatch
 
 from momentd_server.jit import register_warmup
+from momentd_server.schema import Schema
 from momentd_server.storage import files
 from momentd_server.storage import recovery_kernels as kernels
-from momentd_server.schema import Schema
 from momentd_server.storage.location import slot
 from momentd_server.storage.records import Manifest
 from momentd_server.storage.segments import Segment, SegmentStore, Trailer
+from momentd_wire.errors import CorruptRecord, SchemaMismatch
 
 _READ_AHEAD: Final = 4  # trailers
 _MOST_ANCESTORS: Final = (1 << kernels.RANK_BITS) - 1
@@ -155,7 +155,7 @@ def _trailers(
                     if stop.is_set():
                         return
             ahead.put(None)
-        except BaseException as error:  # handed to the caller, whatever it is
+        except BaseException as error:  # noqa: BLE001  handed to the caller, whatever it is
             ahead.put(error)
 
     thread = threading.Thread(target=read, name="rebuild-reader", daemon=True)

@@ -58,8 +58,7 @@ def note_versions(rows, versions, generations, caps, location):
             generation = versions[i] >> GENERATION_SHIFT
             rank = _rank(generation, generations, rank)
         key = _key(versions[i], rank, caps)
-        if key > location[row]:
-            location[row] = key
+        location[row] = max(location[row], key)
     return -1
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import NoReturn
 
 import numpy as np
-from momentd_wire.errors import CorruptRecord, InternalError, StorageFailed
 
 from momentd_server.storage import files, trailers
 from momentd_server.storage import format as layout
@@ -19,6 +18,7 @@ from momentd_server.storage.datadir import DataDir
 from momentd_server.storage.descriptors import Descriptors, Pins
 from momentd_server.storage.diskio import aligned_buffer
 from momentd_server.storage.format import BLOCK, SegmentHeader, Trailer
+from momentd_wire.errors import CorruptRecord, InternalError, StorageFailed
 
 __all__ = ["Pins", "Segment", "SegmentStore", "Trailer"]
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from momentd_wire.errors import CorruptRecord
 
 from momentd_server.storage import files
 from momentd_server.storage import format as layout
 from momentd_server.storage.diskio import aligned_buffer
 from momentd_server.storage.format import BLOCK, SegmentHeader, Trailer
+from momentd_wire.errors import CorruptRecord
 
 # Most trailers of an 8 MiB batch of 1 KiB records come whole with one read of this size.
 _FIRST_READ: Final = 256 * 1024
