@@ -87,6 +87,10 @@ class Patience:
     def watched(self) -> Generator[None]:
         """For calls that block without ticks: a timer gives the notice meanwhile."""
         delay_s = max(0.0, self._quiet_until_s - time.monotonic())
+        if delay_s > NOTICE_S:
+            # Said already: this patience has nothing to add.
+            yield
+            return
         timer = threading.Timer(delay_s, lambda: self._notice(time.monotonic()))
         timer.name = "momentd-notice"
         timer.daemon = True
