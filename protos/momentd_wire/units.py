@@ -1,4 +1,4 @@
-"""Bytes and durations as people write and read them: "512MiB", "15m". Pure functions."""
+"""Bytes, counts and durations as people write and read them: "512MiB", "15m". Pure functions."""
 
 from __future__ import annotations
 
@@ -63,6 +63,18 @@ def format_bytes(nbytes: float) -> str:
         if abs(value) < 1023.5 or unit == _BINARY[-1]:
             return f"{_three_digits(value)} {unit}"
     raise AssertionError("unreachable: the last unit takes everything")
+
+
+def format_count(count: float) -> str:
+    """Whole numbers below 10,000, then three digits: "9,999", "12.3 k", "2 M"."""
+    if abs(count) < 9999.5:
+        return f"{count:,.0f}"
+    value, unit = float(count), ""
+    for larger in ("k", "M", "G", "T"):
+        if abs(value) < 999.5:
+            break
+        value, unit = value / 1000, larger
+    return f"{_three_digits(value)} {unit}"
 
 
 def format_duration(seconds: float) -> str:

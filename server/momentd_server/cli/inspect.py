@@ -11,7 +11,7 @@ from rich.live import Live
 
 from momentd_server.cli import views
 from momentd_server.cli.options import DURATION, Command, Target, control_options
-from momentd_server.cli.output import console, plain, print_json
+from momentd_server.cli.output import console, plain, print_json, width
 from momentd_wire.v1 import momentd_pb2 as pb
 
 run_option = click.option("--run", metavar="RUN", help="Only this run.")
@@ -55,7 +55,7 @@ def tables(target: Target, *, run: str | None, as_json: bool) -> None:
         print_json({"tables": [plain(info) for info in found]})
         return
     out = console()
-    out.print(views.tables(found, terminal=out.is_terminal))
+    out.print(views.tables(found, width=width(out)))
 
 
 @click.command(cls=Command)
@@ -104,11 +104,11 @@ def _show(looks: Iterator[pb.StatsReply], target: Target, *, as_json: bool, watc
     if watch and out.is_terminal:
         with Live(console=out, screen=True, auto_refresh=False) as live:
             for look in looks:
-                live.update(views.everything(look, address, terminal=True), refresh=True)
+                live.update(views.everything(look, address, width=width(out)), refresh=True)
         return
     for number, look in enumerate(looks):
         if number:
             out.print()
         if watch:
             out.print(time.strftime("%Y-%m-%d %H:%M:%S"))
-        out.print(views.everything(look, address, terminal=out.is_terminal))
+        out.print(views.everything(look, address, width=width(out)))

@@ -12,7 +12,7 @@ import click
 from momentd_server.cli import views
 from momentd_server.cli.control import Control
 from momentd_server.cli.options import DURATION, Command, Target, control_options
-from momentd_server.cli.output import console, print_json
+from momentd_server.cli.output import console, print_json, width
 from momentd_server.obs import process
 from momentd_wire.errors import DaemonUnavailable, TableInUse, TableNotFound
 from momentd_wire.units import format_bytes, format_duration
@@ -110,7 +110,7 @@ def list_runs(target: Target, *, as_json: bool) -> None:
         print_json({"runs": [asdict(run) for run in found]})
         return
     out = console()
-    out.print(views.runs(found, time.time(), terminal=out.is_terminal))
+    out.print(views.runs(found, time.time(), width=width(out)))
 
 
 @runs.command("drop", cls=Command)

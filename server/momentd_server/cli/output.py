@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import click
 from google.protobuf.message import Message
-from rich import box
 from rich.console import Console, Group, RenderableType
-from rich.table import Table
 from rich.text import Text
+
+_GAP: Final = "  "
+# Characters of a name that are shown however narrow the terminal is.
+_LEAST_TEXT: Final = 8
 
 
 def print_json(document: Mapping[str, Any]) -> None:
@@ -24,6 +26,11 @@ def console() -> Console:
     found = Console(highlight=False, soft_wrap=True)
     # Unlimited: a pipe has no width, and nothing must be cut off there.
     return found if found.is_terminal else Console(highlight=False, soft_wrap=True, width=10_000)
+
+
+def width(out: Console) -> int | None:
+    """Columns of the terminal; None in a pipe, where nothing may be cut off."""
+    return out.width if out.is_terminal else None
 
 
 def pairs(rows: Sequence[tuple[str, str]]) -> RenderableType:
@@ -40,28 +47,44 @@ def columns(
     rows: Sequence[Sequence[str]],
     *,
     left: Sequence[str] = (),
-    terminal: bool,
-) -> RenderableType:
+    spare: Sequence[str] = (),
+    width: int | None = None,
+) -> Text:
     """A table; columns named in `left` hold text, the others are numbers and lean right.
 
-    On a terminal it fits the width; in a pipe it is columns with two spaces between them.
+    Where it is wider than `width` (None: no limit), columns named in `spare` go, in that order, and
+    then the longest text is shortened.
     """
-    if terminal:
-        table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
-        for header in headers:
-            table.add_column(header, justify="left" if header in left else "right")
-        for row in rows:
-            table.add_row(*(Text(cell) for cell in row))
-        return table
-    widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]
+    cells = [list(column) for column in zip(headers, *rows, strict=True)]
+    for name in spare:
+        if width is None or _total_width(cells) <= width:
+            break
+        cells = [column for column in cells if column[0] != name]
+    if width is not None:
+        _shorten(cells, left, _total_width(cells) - width)
+    sizes = [max(map(len, column)) for column in cells]
     lines = [
-        "  ".join(
-            cell.ljust(width) if header in left else cell.rjust(width)
-            for header, cell, width in zip(headers, row, widths, strict=True)
+        _GAP.join(
+            cell.ljust(size) if column[0] in left else cell.rjust(size)
+            for cell, size, column in zip(line, sizes, cells, strict=True)
         ).rstrip()
-        for row in (headers, *rows)
+        for line in zip(*cells, strict=True)
     ]
-    return Text("\n".join(lines))
+    return Text.assemble((lines[0], "bold"), *("\n" + line for line in lines[1:]))
+
+
+def _total_width(cells: list[list[str]]) -> int:
+    return sum(max(map(len, column)) for column in cells) + len(_GAP) * (len(cells) - 1)
+
+
+def _shorten(cells: list[list[str]], left: Sequence[str], excess: int) -> None:
+    """Takes `excess` characters off the widest text column, down to a legible rest."""
+    texts = [column for column in cells if column[0] in left]
+    if excess <= 0 or not texts:
+        return
+    widest = max(texts, key=lambda column: max(map(len, column)))
+    size = max(_LEAST_TEXT, max(map(len, widest)) - excess)
+    widest[1:] = [cell if len(cell) <= size else cell[: size - 1] + "…" for cell in widest[1:]]
 
 
 def plain(message: Message) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from momentd_server.cli.output import columns, pairs
-from momentd_wire.units import format_bytes, format_duration
+from momentd_wire.units import format_bytes, format_count, format_duration
 from momentd_wire.v1 import momentd_pb2 as pb
 
 
@@ -67,7 +67,7 @@ def _memory(total: pb.Totals) -> str:
     )
 
 
-def tables(infos: Sequence[pb.TableInfo], *, terminal: bool) -> RenderableType:
+def tables(infos: Sequence[pb.TableInfo], *, width: int | None) -> RenderableType:
     """All tables, one a line."""
     if not infos:
         return Text("no tables")
@@ -86,10 +86,12 @@ def tables(infos: Sequence[pb.TableInfo], *, terminal: bool) -> RenderableType:
         )
         for info in infos
     ]
-    return columns(headers, rows, left=("name", "run", "dtype", "rule"), terminal=terminal)
+    return columns(
+        headers, rows, left=("name", "run", "dtype", "rule"), spare=("rule", "record"), width=width
+    )
 
 
-def traffic(rows: Sequence[pb.TableStats], *, terminal: bool) -> RenderableType:
+def traffic(rows: Sequence[pb.TableStats], *, width: int | None) -> RenderableType:
     """What tables hold and do, one a line."""
     if not rows:
         return Text("no tables")
@@ -101,25 +103,26 @@ def traffic(rows: Sequence[pb.TableStats], *, terminal: bool) -> RenderableType:
         (
             str(row.table.table.id),
             title(row.table),
-            f"{row.table.schema.rows:,}",
-            f"{row.rows_touched:,}",
-            f"{row.frames:,}",
-            f"{row.frames_dirty:,}",
+            format_count(row.table.schema.rows),
+            format_count(row.rows_touched),
+            format_count(row.frames),
+            format_count(row.frames_dirty),
             format_bytes(row.disk_bytes),
             format_bytes(row.bytes_read),
             format_bytes(row.bytes_written),
             percent(row.hits, row.hits + row.misses),
-            f"{row.updates:,}",
-            f"{row.rows_per_s:,.0f}",
+            format_count(row.updates),
+            format_count(row.rows_per_s),
             format_duration(row.update_latency.p50_s),
             format_duration(row.update_latency.p99_s),
         )
         for row in rows
     ]
-    return columns(headers, lines, left=("name",), terminal=terminal)
+    spare = ("dirty", "updates", "p50", "frames", "read")
+    return columns(headers, lines, left=("name",), spare=spare, width=width)
 
 
-def sessions(found: Sequence[pb.SessionStats], *, terminal: bool) -> RenderableType:
+def sessions(found: Sequence[pb.SessionStats], *, width: int | None) -> RenderableType:
     """The connected processes, one a line."""
     if not found:
         return Text("no sessions")
@@ -138,17 +141,19 @@ def sessions(found: Sequence[pb.SessionStats], *, terminal: bool) -> RenderableT
         )
         for session in found
     ]
-    return columns(headers, rows, left=("session", "run", "plane"), terminal=terminal)
+    return columns(
+        headers, rows, left=("session", "run", "plane"), spare=("uid", "arena"), width=width
+    )
 
 
-def everything(stats: pb.StatsReply, address: str, *, terminal: bool) -> RenderableType:
+def everything(stats: pb.StatsReply, address: str, *, width: int | None) -> RenderableType:
     """`momentd stats`: totals, tables, sessions."""
     return Group(
         status(stats, address),
         Text(),
-        traffic(stats.tables, terminal=terminal),
+        traffic(stats.tables, width=width),
         Text(),
-        sessions(stats.sessions, terminal=terminal),
+        sessions(stats.sessions, width=width),
     )
 
 
@@ -189,7 +194,7 @@ def group_runs(stats: pb.StatsReply) -> list[Run]:
     return [found[label] for label in sorted(found) if found[label].tables or label]
 
 
-def runs(found: Iterable[Run], now_s: float, *, terminal: bool) -> RenderableType:
+def runs(found: Iterable[Run], now_s: float, *, width: int | None) -> RenderableType:
     """All runs, one a line."""
     rows = [
         (
@@ -206,7 +211,7 @@ def runs(found: Iterable[Run], now_s: float, *, terminal: bool) -> RenderableTyp
     if not rows:
         return Text("no runs")
     headers = ("run", "tables", "rows", "touched", "disk", "newest table", "used by pid")
-    return columns(headers, rows, left=("run", "used by pid"), terminal=terminal)
+    return columns(headers, rows, left=("run", "used by pid"), spare=("rows",), width=width)
 
 
 def title(info: pb.TableInfo) -> str:

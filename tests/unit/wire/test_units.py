@@ -5,7 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from momentd_wire.errors import InvalidArgument
-from momentd_wire.units import format_bytes, format_duration, parse_bytes, parse_duration
+from momentd_wire.units import (
+    format_bytes,
+    format_count,
+    format_duration,
+    parse_bytes,
+    parse_duration,
+)
 
 
 @pytest.mark.parametrize(
@@ -89,6 +95,22 @@ def test_a_size_is_shown_with_three_digits(nbytes, text):
 )
 def test_a_duration_is_shown_in_its_two_largest_units(seconds, text):
     assert format_duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0"),
+        (9999, "9,999"),
+        (9999.6, "10 k"),
+        (12_345, "12.3 k"),
+        (999_600, "1 M"),
+        (2_609_295, "2.61 M"),
+        (5e15, "5000 T"),
+    ],
+)
+def test_a_count_is_shown_whole_or_with_three_digits(count, text):
+    assert format_count(count) == text
 
 
 @given(st.integers(0, 1 << 62))
