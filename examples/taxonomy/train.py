@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
@@ -98,9 +98,9 @@ def _open_optimizer(
     if options.optimizer == "torch":
         yield torch.optim.SparseAdam(embedding.parameters(), lr=options.lr), None
         return
-    with console.status("Starting a daemon (the first time its kernels are compiled, up to 20 s)"):
-        daemon = OwnDaemon(options.cache, work_dir=options.work_dir).__enter__()
-    with daemon:
+    with ExitStack() as stack:
+        with console.status("Starting a daemon (the first time, kernels are compiled: 20 s)"):
+            daemon = stack.enter_context(OwnDaemon(options.cache, work_dir=options.work_dir))
         console.print(
             f"The daemon: pid {daemon.pid}, a cache of {options.cache} for "
             f"{report.format_bytes(2 * embedding.weight.nbytes)} of state in {daemon.data_dir}."
