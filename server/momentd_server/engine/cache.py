@@ -37,6 +37,7 @@ class SlabStock:
         self._to_collapse: deque[int] = deque()
         self._stopping = False
         self.total = space.slabs
+        self._taken = 0  # slabs that tables have
         self._thread = threading.Thread(target=self._populate, name="momentd-slabs", daemon=True)
 
     def start(self) -> None:
@@ -51,7 +52,7 @@ class SlabStock:
 
     @property
     def free(self) -> int:
-        return len(self._ready) + len(self._raw)
+        return self.total - self._taken
 
     @property
     def populated(self) -> int:
@@ -61,18 +62,24 @@ class SlabStock:
         """A populated slab, or None if every slab has a table."""
         with self._changed:
             if self._ready:
-                slab = self._ready.popleft()
+                self._taken += 1
                 self._changed.notify_all()
-                return slab
+                return self._ready.popleft()
             if not self._raw:
                 return None
             slab = self._raw.popleft()
+        if not self._try_populate(slab):
+            return self.take()
+        with self._changed:
+            self._taken += 1
             self._to_collapse.append(slab)
-        return slab if self._try_populate(slab) else self.take()
+            self._changed.notify_all()
+        return slab
 
     def give(self, slab: int) -> None:
         """A slab whose frames are all free comes back."""
         with self._changed:
+            self._taken -= 1
             if len(self._ready) < READY_SLABS:
                 self._ready.append(slab)
                 return
