@@ -75,7 +75,7 @@ from momentd_server import rules
 from momentd_server.jit import Pool, row_protocol
 from momentd_server.schema import Schema
 
-ROWS, WIDTH, KILLS = 1_500, 512, 60
+ROWS, WIDTH = 1_500, 512
 rule = rules.get("sparse_adam")
 schema = Schema(ROWS, WIDTH, rule.field_specs(WIDTH, "float32"), rule.name)
 random = np.random.default_rng(0)
@@ -115,8 +115,9 @@ for _ in range(3):
 duration = time.perf_counter() - begin
 expected_space, expected_out = records.space.copy(), out.copy()
 ready = shared(1, np.int64)
-restored = unfinished = 0
-for _ in range(KILLS):
+restored = unfinished = kills = 0
+while restored < 20 and kills < 1_000:
+    kills += 1
     reset()
     ready[0] = 0
     delay = random.uniform(0, duration)
@@ -170,5 +171,5 @@ def test_killed_updates_are_finished_as_if_nothing_had_happened():
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
     restored, unfinished = map(int, run.stdout.split())
-    assert restored > 10
-    assert unfinished > 10
+    assert restored >= 20
+    assert unfinished >= 10
