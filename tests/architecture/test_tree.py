@@ -163,6 +163,11 @@ def test_no_file_names_a_machine_or_a_registry():
     assert found == []
 
 
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda path: path.name)
+def test_each_package_says_that_it_is_typed(package):
+    assert (package / "py.typed").exists()
+
+
 def test_the_installed_version_is_that_of_the_project():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert metadata.version("momentd") == project["version"]

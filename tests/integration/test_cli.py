@@ -193,7 +193,7 @@ def test_a_watch_ends_quietly_by_interrupt(serving):
 def test_a_reader_that_goes_away_is_no_traceback(serving):
     command = " ".join([*MOMENTD, "stats", "--watch", "--interval", "100ms", "--address"])
     done = subprocess.run(
-        ["bash", "-c", f"{command} {serving.address} | head -n 1"],
+        ["bash", "-c", f"{command} {serving.address} | head -n 2"],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert "serving" in done.stdout
