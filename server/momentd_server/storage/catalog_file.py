@@ -17,7 +17,8 @@ from momentd_server.storage.format import FORMAT_VERSION
 from momentd_wire.errors import CorruptRecord, Incompatible, MomentdError, StorageFailed
 
 _DATA_NAME: Final = "data.mdb"
-_FIRST_MAP_BYTES: Final = 16 << 20
+_FIRST_MAP_BYTES: Final = 4 << 20
+_NEARLY_FULL_BYTES: Final = 1 << 20
 _PREFIX_BYTES: Final = 1
 _META_KEY: Final = b"m"
 _MAGIC: Final = "momentd-catalog"
@@ -40,6 +41,10 @@ class CatalogFile:
 
     LMDB keeps no checksums. So each value ends with its own hash, and the entry `m` has the number
     of all others and the sum of their hashes: a page that is lost or stale is noticed too.
+
+    The disk blocks of the whole map are reserved ahead. So a commit does not fail for lack of
+    space (a table can be dropped on a full disk, though that writes pages too), and where the map
+    has to grow, space is known to be there or to be missing before anything is written.
     """
 
     def __init__(self, path: Path, environment: lmdb.Environment, meta: dict[str, Any]) -> None:
@@ -60,10 +65,15 @@ class CatalogFile:
                     f"or move {datadir.path} away to start afresh",
                     path=path,
                 )
+            _reserve_map(path)
             environment = _open_environment(path, read_only=False)
-            environment.reader_check()
-            file = cls(path, environment, {})
-            file._meta = file._read_meta() or file._create(datadir.store_id)
+            try:
+                environment.reader_check()
+                file = cls(path, environment, {})
+                file._meta = file._read_meta() or file._create(datadir.store_id)
+            except BaseException:
+                environment.close()
+                raise
         except lmdb.Error as error:
             raise _translate(error, path) from error
         except OSError as error:
@@ -97,7 +107,7 @@ class CatalogFile:
             try:
                 meta = self._write_once(writes)
             except lmdb.MapFullError:
-                self._environment.set_mapsize(2 * self._environment.info()["map_size"])
+                self._grow()
                 continue
             except lmdb.Error as error:
                 raise _translate(error, self.path) from error
@@ -130,6 +140,14 @@ class CatalogFile:
             transaction.put(_META_KEY, records.seal(_META_KEY, meta))
         return meta
 
+    def _grow(self) -> None:
+        wanted = 2 * self._environment.info()["map_size"]
+        try:
+            files.reserve_blocks(self.path, wanted)
+        except OSError as error:
+            raise files.storage_error(error, "enlarge", self.path) from error
+        self._environment.set_mapsize(wanted)
+
     def _read_meta(self) -> dict[str, Any] | None:
         with self._environment.begin() as transaction:
             value = transaction.get(_META_KEY)
@@ -151,7 +169,7 @@ class CatalogFile:
 def _open_environment(path: Path, *, read_only: bool) -> lmdb.Environment:
     return lmdb.open(
         str(path.parent),
-        map_size=max(_FIRST_MAP_BYTES, 2 * (path.stat().st_size if path.exists() else 0)),
+        map_size=_map_bytes(path),
         readonly=read_only,
         # The data directory's lock keeps others away; an inspection must not create a lock file.
         lock=not read_only,
@@ -160,6 +178,22 @@ def _open_environment(path: Path, *, read_only: bool) -> lmdb.Environment:
         writemap=False,
         max_dbs=0,
     )
+
+
+def _map_bytes(path: Path) -> int:
+    size = path.stat().st_size if path.exists() else 0
+    return max(_FIRST_MAP_BYTES, 1 << (2 * size - 1).bit_length() if size else 0)
+
+
+def _reserve_map(path: Path) -> None:
+    """Reserve the map's blocks; an old catalog is opened on a full disk too, to drop tables."""
+    is_new = not path.exists() or path.stat().st_size == 0
+    try:
+        files.reserve_blocks(path, _map_bytes(path))
+    except OSError:
+        if is_new:
+            path.unlink(missing_ok=True)
+            raise
 
 
 def _inspect(path: Path, store_id: bytes) -> None:
@@ -209,6 +243,11 @@ def _translate(error: lmdb.Error, path: Path) -> MomentdError:
     for code in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS):
         if os.strerror(code) in text:
             return files.storage_error(OSError(code, os.strerror(code)), "write", path)
+    # LMDB calls a write that the disk took only in part an input/output error.
+    space = os.statvfs(path.parent)
+    short = os.strerror(errno.EIO) in text and not isinstance(error, lmdb.DiskError)
+    if short and space.f_bavail * space.f_frsize < _NEARLY_FULL_BYTES:
+        return files.storage_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), "write", path)
     damaged = (lmdb.InvalidError, lmdb.CorruptedError, lmdb.PageNotFoundError)
     if isinstance(error, (*damaged, lmdb.VersionMismatchError)):
         return CorruptRecord(

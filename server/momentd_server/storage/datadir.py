@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -187,10 +188,7 @@ def _access_error(path: Path, error: OSError) -> Exception:
         )
     if error.errno not in (errno.EACCES, errno.EPERM):
         return storage_error(error, "open", path)
-    place = path
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    owner = place.stat().st_uid
+    place, owner = _nearest_visible(path)
     uid = os.geteuid()
     return PermissionDenied(
         f"uid {uid} may not use the data directory {path}: {place} belongs to uid {owner}; "
@@ -200,6 +198,14 @@ def _access_error(path: Path, error: OSError) -> Exception:
         uid=uid,
         owner=owner,
     )
+
+
+def _nearest_visible(path: Path) -> tuple[Path, int]:
+    """The path or its nearest parent that this user can see, and its owner's uid."""
+    for place in (path, *path.parents):
+        with contextlib.suppress(OSError):
+            return place, place.stat().st_uid
+    return path, 0
 
 
 def _is_read_only(path: Path) -> bool:

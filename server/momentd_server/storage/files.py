@@ -29,6 +29,7 @@ _ATTEMPTS: Final = 8
 _AT_EMPTY_PATH: Final = 0x1000
 _STATX_DIOALIGN: Final = 0x2000
 _DIO_OFFSET_ALIGN_WORD: Final = 39  # struct statx, byte 156
+_FALLOC_KEEP_SIZE: Final = 1
 _CACHESTAT: Final = 451
 
 
@@ -190,6 +191,23 @@ def reserve(fd: int, start: int, nbytes: int) -> bool:
         os.ftruncate(fd, start)
         raise OSError(code, os.strerror(code))
     return True
+
+
+def reserve_blocks(path: Path, nbytes: int) -> None:
+    """Allocate a file's first `nbytes` on disk without making it longer. Raises OSError.
+
+    Does nothing where the file system cannot.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        while _libc.fallocate(fd, _FALLOC_KEEP_SIZE, 0, nbytes) != 0:
+            code = ctypes.get_errno()
+            if code in (errno.EOPNOTSUPP, errno.ENOSYS):
+                return
+            if code != errno.EINTR:
+                raise OSError(code, os.strerror(code))
+    finally:
+        os.close(fd)
 
 
 def sync_directory(path: Path) -> None:
