@@ -79,12 +79,14 @@ log: Final = EventLog(logging.getLogger("momentd"))
 
 def configure(stream: TextIO | None = None) -> None:
     """Send the daemon's log lines to `stream` (stderr), once for each process."""
-    logger = logging.getLogger("momentd")
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter())
     handler.addFilter(BurstFilter())
-    logger.handlers[:] = [handler]
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
+    # gRPC logs what it cannot tell its caller, e.g. bytes that are not a message.
+    for name in ("momentd", "grpc"):
+        logger = logging.getLogger(name)
+        logger.handlers[:] = [handler]
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
     # Nobody reads stderr any more (a closed terminal): the daemon goes on.
     logging.raiseExceptions = False

@@ -10,7 +10,7 @@ import grpc
 
 from momentd_server.obs.logs import log
 from momentd_wire import errors, limits
-from momentd_wire.errors import MomentdError, PermissionDenied
+from momentd_wire.errors import Cancelled, MomentdError, PermissionDenied
 from momentd_wire.v1 import momentd_pb2 as pb
 
 # Metadata of a call is limited to 8 KiB; the message is in it twice.
@@ -118,6 +118,9 @@ def _parts(handler: Any) -> tuple[Callable[..., grpc.RpcMethodHandler], _Behavio
 
 
 def _abort(context: grpc.ServicerContext, error: Exception) -> None:
+    if isinstance(error, grpc.RpcError):
+        # What reading the next piece raises when the caller has gone.
+        error = Cancelled("the caller gave up, or its deadline passed, before anything changed")
     if not isinstance(error, MomentdError):
         log.error("request_failed", cause=error)
     wire = errors.to_wire(error)

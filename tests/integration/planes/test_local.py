@@ -533,7 +533,7 @@ def _as_user(uid, path):
                     sock.send(pb.Request(id=1, hello=hello).SerializeToString())
                 reply = pb.Reply.FromString(sock.recv(60_000))
             theirs.send((reply.error.message or reply.WhichOneof("result")).encode())
-        except BaseException as error:  # noqa: BLE001  # a child must never come back into pytest
+        except BaseException as error:  # a child must never come back into pytest
             theirs.send(repr(error).encode())
         finally:
             os._exit(0)

@@ -4,12 +4,14 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from momentd_server.engine.engine import LocalEngine
+from momentd_wire import errors
 from momentd_wire.v1 import momentd_pb2 as pb
 from tests.support.planes import GrpcClient, LocalClient, make_config, schema, serving
 
@@ -54,6 +56,50 @@ def test_both_planes_give_the_same_bytes_while_rows_are_spilled_and_read_back(tm
     engine.close()
 
 
+def test_a_client_that_changes_its_row_ids_all_the_time_only_harms_itself(tmp_path):
+    engine = LocalEngine.start(make_config(tmp_path, cache_bytes=16 << 20, threads=2))
+    stop = threading.Event()
+    with (
+        serving(make_config(tmp_path, cache_bytes=16 << 20), engine),
+        LocalClient(tmp_path / "m.sock", arena_bytes=8 << 20) as client,
+        LocalClient(tmp_path / "m.sock", arena_bytes=8 << 20) as neighbour,
+    ):
+        table = client.open_table(schema=schema(4_000, 8))
+        other = neighbour.open_table(schema=schema(4_000, 8))
+        neighbour.update(2, neighbour.table_update(other, np.arange(50), ones(50)))
+        before = [v.tobytes() for v in neighbour.gather(other, np.arange(4_000))]
+        part = client.table_update(table, np.arange(1_000), ones(1_000))
+        ids = client.array(part.row_ids.arena, np.int64, (1_000,))
+
+        def flip():
+            rng = np.random.default_rng(0)
+            while not stop.is_set():
+                ids[rng.integers(1_000)] = rng.choice([-1, 1 << 62, 4_000, 7, 2_000])
+                ids[rng.integers(1_000)] = 5
+
+        thread = threading.Thread(target=flip)
+        thread.start()
+        refused = 0
+        for number in range(2, 302):
+            try:
+                client.update(number, part)
+            except errors.RowOutOfRange:
+                refused += 1
+                ids[:] = np.arange(1_000)
+        stop.set()
+        thread.join()
+        assert 0 < refused
+        # Rows that were never named by anybody are as they were.
+        untouched = np.setdiff1d(np.arange(1_000, 4_000), [2_000])
+        assert not any(v.any() for v in client.gather(table, untouched))
+        assert [v.tobytes() for v in neighbour.gather(other, np.arange(4_000))] == before
+    engine.close()
+
+
+def ones(count):
+    return np.ones((count, 8), np.float32)
+
+
 class Serve:
     """`python -m momentd_server serve`, in its own process."""
 
@@ -75,8 +121,8 @@ class Serve:
 
     def __exit__(self, *_):
         self.process.send_signal(signal.SIGTERM)
-        _, errors = self.process.communicate(timeout=60)
-        assert self.process.returncode == 0, errors
+        _, told = self.process.communicate(timeout=60)
+        assert self.process.returncode == 0, told
 
 
 @pytest.mark.timeout(180)

@@ -42,8 +42,9 @@ def test_a_rate_is_the_mean_of_the_last_ten_seconds():
 
 def test_log_lines_are_json_with_fields_and_are_bounded(monkeypatch):
     stream = io.StringIO()
-    logger = logging.getLogger("momentd")
-    before = (logger.handlers[:], logger.propagate, logger.level)
+    loggers = [logging.getLogger(name) for name in ("momentd", "grpc")]
+    before = [(logger.handlers[:], logger.propagate, logger.level) for logger in loggers]
+    monkeypatch.setattr(logging, "raiseExceptions", True)
     try:
         logs.configure(stream)
         logs.log.info("serving", pid=3, path=None)
@@ -56,7 +57,8 @@ def test_log_lines_are_json_with_fields_and_are_bounded(monkeypatch):
         except ValueError as error:
             logs.log.error("failed", cause=error)
     finally:
-        logger.handlers[:], logger.propagate, logger.level = before
+        for logger, saved in zip(loggers, before, strict=True):
+            logger.handlers[:], logger.propagate, logger.level = saved
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert lines[0]["event"] == "serving"
     assert lines[0]["level"] == "info"
