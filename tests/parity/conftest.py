@@ -1,5 +1,5 @@
 """Fixtures of optimizer tests."""
 
-from tests.support.optim import fake
+from tests.support.optim import backend, fake
 
-__all__ = ["fake"]
+__all__ = ["backend", "fake"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from tests.support.fake_session import FakeDaemon
 
 # torch warns where this was never said; and what tests build should be checked.
 torch.sparse.check_sparse_tensor_invariants.enable()
+# Small tensors: waiting for a second thread costs more than it does, on a busy machine much more.
+torch.set_num_threads(1)
 
 
 @pytest.fixture
@@ -61,3 +64,62 @@ def moments(optimizer, param=None):
     index = 0 if param is None else next(i for i, p in enumerate(params) if p is param)
     entry = optimizer.state_dict()["state"][index]
     return entry["exp_avg"], entry["exp_avg_sq"]
+
+
+class FakeBackend:
+    """The second implementation of the client port."""
+
+    def __init__(self) -> None:
+        self.daemon = FakeDaemon()
+
+    def connect(self, address, run):
+        return self.daemon.session(address, run)
+
+    def tables(self) -> int:
+        wait_for_drops()
+        return len(self.daemon.tables)
+
+    def close(self) -> None:
+        pass
+
+
+class ServedBackend:
+    """The momentd client and a daemon in this process, over one of the planes."""
+
+    def __init__(self, path, plane: str) -> None:
+        from momentd._session import Session
+        from tests.support.momentd_daemon import RestartableDaemon
+
+        self.daemon = RestartableDaemon(path)
+        self.daemon.start()
+        self.address = getattr(self.daemon, plane)
+        self.session = Session(self.address, "test")
+
+    def connect(self, address, run):
+        return self.session
+
+    def tables(self) -> int:
+        wait_for_drops()
+        with momentd.connect(self.address) as client:
+            return len(client.list_tables())
+
+    def close(self) -> None:
+        wait_for_drops()
+        self.session.close()
+        self.daemon.stop()
+
+
+@pytest.fixture(params=["fake", "local", "grpc"])
+def backend(request, tmp_path, monkeypatch):
+    """Optimizers made in this test reach it, whichever implementation it is."""
+    made = FakeBackend() if request.param == "fake" else ServedBackend(tmp_path, request.param)
+    monkeypatch.setattr(base, "connect", made.connect)
+    yield made
+    made.close()
+
+
+def wait_for_drops() -> None:
+    """Tables of collected optimizers are dropped by threads."""
+    for thread in threading.enumerate():
+        if thread.name == "momentd-drop":
+            thread.join(10)

@@ -118,9 +118,12 @@ def add(optimizer: Optimizer, group: Group, torch_add: Callable[[Group], None]) 
     known = len(optimizer.param_groups)
     if not isinstance(group, dict):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"param_group must be a dict, but got {type(group)}")
-    if not isinstance(group["params"], Tensor | set):
+    params = group["params"]
+    if isinstance(params, Tensor):
+        group["params"] = [params]
+    elif not isinstance(params, set):
         # Once: a generator that a check has read is empty for whoever comes after.
-        group["params"] = list(group["params"])
+        group["params"] = list(params)
     stand_ins = _stand_ins([*optimizer.param_groups, group])
     try:
         torch_add(group)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import momentd
-from tests.support.optim import embedding, moments, step_rows
+from tests.support.optim import embedding, moments, step_rows, wait_for_drops
 
 
 def trained(**kwargs):
@@ -71,14 +71,6 @@ def test_collected_optimizers_leave_nothing(fake):
     gc.collect()
     wait_for_drops()
     assert fake.tables == {}
-
-
-def wait_for_drops():
-    import threading
-
-    for thread in threading.enumerate():
-        if thread.name == "momentd-drop":
-            thread.join(10)
 
 
 def test_a_replaced_optimizers_session_calls_are_not_entered_by_the_collector(fake):
