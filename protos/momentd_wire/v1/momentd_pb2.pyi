@@ -228,6 +228,14 @@ class AttachReply(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class EndRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class EndReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class GrowArenaRequest(_message.Message):
     __slots__ = ("bytes",)
     BYTES_FIELD_NUMBER: _ClassVar[int]

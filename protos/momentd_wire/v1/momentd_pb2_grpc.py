@@ -47,6 +47,11 @@ class MomentdStub(object):
                 request_serializer=momentd__wire_dot_v1_dot_momentd__pb2.AttachRequest.SerializeToString,
                 response_deserializer=momentd__wire_dot_v1_dot_momentd__pb2.AttachReply.FromString,
                 _registered_method=True)
+        self.End = channel.unary_unary(
+                '/momentd_wire.v1.Momentd/End',
+                request_serializer=momentd__wire_dot_v1_dot_momentd__pb2.EndRequest.SerializeToString,
+                response_deserializer=momentd__wire_dot_v1_dot_momentd__pb2.EndReply.FromString,
+                _registered_method=True)
         self.OpenTable = channel.unary_unary(
                 '/momentd_wire.v1.Momentd/OpenTable',
                 request_serializer=momentd__wire_dot_v1_dot_momentd__pb2.OpenTableRequest.SerializeToString,
@@ -130,6 +135,14 @@ class MomentdServicer(object):
     def Attach(self, request, context):
         """Keeps a session alive: it ends some minutes after this stream broke. One message is sent back
         as soon as the session is attached; further ones carry nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def End(self, request, context):
+        """Ends the session now, and its unnamed tables with it. On the local plane closing the socket says
+        the same.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -238,6 +251,11 @@ def add_MomentdServicer_to_server(servicer, server):
                     servicer.Attach,
                     request_deserializer=momentd__wire_dot_v1_dot_momentd__pb2.AttachRequest.FromString,
                     response_serializer=momentd__wire_dot_v1_dot_momentd__pb2.AttachReply.SerializeToString,
+            ),
+            'End': grpc.unary_unary_rpc_method_handler(
+                    servicer.End,
+                    request_deserializer=momentd__wire_dot_v1_dot_momentd__pb2.EndRequest.FromString,
+                    response_serializer=momentd__wire_dot_v1_dot_momentd__pb2.EndReply.SerializeToString,
             ),
             'OpenTable': grpc.unary_unary_rpc_method_handler(
                     servicer.OpenTable,
@@ -362,6 +380,33 @@ class Momentd(object):
             '/momentd_wire.v1.Momentd/Attach',
             momentd__wire_dot_v1_dot_momentd__pb2.AttachRequest.SerializeToString,
             momentd__wire_dot_v1_dot_momentd__pb2.AttachReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def End(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/momentd_wire.v1.Momentd/End',
+            momentd__wire_dot_v1_dot_momentd__pb2.EndRequest.SerializeToString,
+            momentd__wire_dot_v1_dot_momentd__pb2.EndReply.FromString,
             options,
             channel_credentials,
             insecure,

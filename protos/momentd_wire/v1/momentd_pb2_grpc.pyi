@@ -52,6 +52,14 @@ class MomentdStub:
     as soon as the session is attached; further ones carry nothing.
     """
 
+    End: grpc.UnaryUnaryMultiCallable[
+        momentd_wire.v1.momentd_pb2.EndRequest,
+        momentd_wire.v1.momentd_pb2.EndReply,
+    ]
+    """Ends the session now, and its unnamed tables with it. On the local plane closing the socket says
+    the same.
+    """
+
     OpenTable: grpc.UnaryUnaryMultiCallable[
         momentd_wire.v1.momentd_pb2.OpenTableRequest,
         momentd_wire.v1.momentd_pb2.OpenTableReply,
@@ -148,6 +156,14 @@ class MomentdAsyncStub:
     ]
     """Keeps a session alive: it ends some minutes after this stream broke. One message is sent back
     as soon as the session is attached; further ones carry nothing.
+    """
+
+    End: grpc.aio.UnaryUnaryMultiCallable[
+        momentd_wire.v1.momentd_pb2.EndRequest,
+        momentd_wire.v1.momentd_pb2.EndReply,
+    ]
+    """Ends the session now, and its unnamed tables with it. On the local plane closing the socket says
+    the same.
     """
 
     OpenTable: grpc.aio.UnaryUnaryMultiCallable[
@@ -250,6 +266,16 @@ class MomentdServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[collections.abc.Iterator[momentd_wire.v1.momentd_pb2.AttachReply], collections.abc.AsyncIterator[momentd_wire.v1.momentd_pb2.AttachReply]]:
         """Keeps a session alive: it ends some minutes after this stream broke. One message is sent back
         as soon as the session is attached; further ones carry nothing.
+        """
+
+    @abc.abstractmethod
+    def End(
+        self,
+        request: momentd_wire.v1.momentd_pb2.EndRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[momentd_wire.v1.momentd_pb2.EndReply, collections.abc.Awaitable[momentd_wire.v1.momentd_pb2.EndReply]]:
+        """Ends the session now, and its unnamed tables with it. On the local plane closing the socket says
+        the same.
         """
 
     @abc.abstractmethod

@@ -5,6 +5,7 @@ Both planes call it. It knows no sockets; the engine knows no wire.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -426,10 +427,33 @@ def _agree(request: pb.HelloRequest) -> int:
 
 
 def _fingerprint(call: Call, content: bytes) -> bytes:
-    """Identity of a request's content, the same in every process."""
+    """Identity of a request's content, the same in every process and every arena."""
+    if isinstance(call, pb.UpdateRequest | pb.ScatterRequest):
+        call = _without_places(call)
     digest = hashlib.blake2b(call.SerializeToString(deterministic=True), digest_size=16)
     digest.update(content)
     return digest.digest()
+
+
+def _without_places(call: pb.UpdateRequest | pb.ScatterRequest) -> Call:
+    """A copy that says how long its arrays are, but not where.
+
+    After a restart of the daemon a request is repeated from a new arena.
+    """
+    plain = copy.deepcopy(call)
+    parts = plain.tables if isinstance(plain, pb.UpdateRequest) else [plain]
+    for part in parts:
+        if isinstance(part, pb.TableUpdate):
+            bulks = [part.row_ids, part.grads, part.mask, part.weights]
+            for name in ("result_rows", "result_values", "result_factors"):
+                part.ClearField(name)
+        else:
+            bulks = [part.row_ids, *part.values]
+        for bulk in bulks:
+            if bulk.HasField("arena"):
+                bulk.arena.ClearField("arena")
+                bulk.arena.ClearField("offset")
+    return plain
 
 
 def _add_result(

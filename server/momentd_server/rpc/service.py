@@ -69,6 +69,10 @@ class Service(pb_grpc.MomentdServicer):
         finally:
             session.detach(attachment, time.monotonic())
 
+    def End(self, request: pb.EndRequest, context: grpc.ServicerContext) -> pb.EndReply:
+        self._dispatcher.end_session(self._need_session(context))
+        return pb.EndReply()
+
     # ------------------------------------------------------------------------------- tables
 
     def OpenTable(self, request: pb.OpenTableRequest, context: grpc.ServicerContext) -> Any:
