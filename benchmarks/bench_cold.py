@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from .harness import Result, Row, Settings, daemon, make_optimizer, milliseconds, settle, stats
+from .harness import Result, Row, Settings, daemon, milliseconds, open_optimizer, settle, stats
 from .machine import written_bytes
 from .workload import Gradients, Shape, fill_state, make_parameter, timed_steps
 
 CACHE_BYTES = 410_000_000
 STEPS = 60
 WARM_UP_STEPS = 10
-FILL_ROWS = 20_000
 RECORD_FIELDS = 2
 
 
 def run(settings: Settings) -> Result:
     """4 M x 128: 4.1 GB of state; needs momentd on our side."""
     shape = Shape(settings.rows(4_000_000), 128, 10_000, 10_000)
-    with daemon(settings, CACHE_BYTES // settings.scale) as own:
+    parameter = make_parameter(shape)
+    with (
+        daemon(settings, CACHE_BYTES // settings.scale) as own,
+        open_optimizer(parameter, own) as optimizer,
+    ):
         if own is None:
             raise ValueError("this benchmark measures the daemon: it cannot run with side=torch")
-        parameter = make_parameter(shape)
-        optimizer = make_optimizer(parameter, own)
         settings.console.print("filling ...")
-        fill_state(parameter, optimizer, FILL_ROWS)
+        fill_state(parameter, optimizer)
         settle(own)
         gradients = Gradients(shape)
         timed_steps(parameter, optimizer, gradients, WARM_UP_STEPS)

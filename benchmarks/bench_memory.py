@@ -11,7 +11,7 @@ from typing import Self
 
 from examples.own_daemon import OwnDaemon
 
-from .harness import MIB, Result, Row, Settings, daemon, make_optimizer, stats
+from .harness import MIB, Result, Row, Settings, daemon, open_optimizer, stats
 from .machine import REPOSITORY, process_memory
 from .workload import Gradients, Shape, fill_state, make_parameter, timed_steps
 
@@ -31,10 +31,9 @@ def run(settings: Settings) -> Result:
     with daemon(settings, CACHE_BYTES) as own:
         if own is None:
             raise ValueError("this benchmark measures the daemon: it cannot run with side=torch")
-        with Peak(own.pid) as peak:
-            parameter = make_parameter(shape)
-            optimizer = make_optimizer(parameter, own)
-            fill_state(parameter, optimizer, fill_rows=20_000)
+        parameter = make_parameter(shape)
+        with Peak(own.pid) as peak, open_optimizer(parameter, own) as optimizer:
+            fill_state(parameter, optimizer)
             timed_steps(parameter, optimizer, Gradients(shape), STEPS)
             space = space_bytes(own.pid)
         result.rows += _daemon_rows(shape, space, peak.anonymous_bytes, own)

@@ -18,7 +18,7 @@ from torch import nn
 
 from momentd.optim import _pending, base
 
-from .harness import Result, Row, Settings, daemon, make_optimizer, settle
+from .harness import Result, Row, Settings, daemon, open_optimizer, settle
 from .tracing import Interval, Trace, busy_seconds, by_name
 from .workload import Gradients, Shape, fill_state, make_parameter
 
@@ -57,9 +57,12 @@ def _measure(
     with TemporaryDirectory() as folder:
         file = Path(folder) / "trace.json"
         program = ("-m", "benchmarks.traced_daemon", str(file))
-        with daemon(settings, 2 * shape.state_bytes + (128 << 20), program=program) as own:
-            parameter = make_parameter(shape)
-            optimizer = make_optimizer(parameter, own)
+        cache_bytes = 2 * shape.state_bytes + (128 << 20)
+        parameter = make_parameter(shape)
+        with (
+            daemon(settings, cache_bytes, program=program) as own,
+            open_optimizer(parameter, own) as optimizer,
+        ):
             fill_state(parameter, optimizer)
             settle(own)
             gradients = Gradients(shape)

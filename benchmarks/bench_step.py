@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import statistics
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
 
 import torch
 from torch import nn
 
-from .harness import Result, Row, Settings, daemon, make_optimizer, settle
+from .harness import Result, Row, Settings, daemon, open_optimizer, settle
 from .workload import Gradients, Shape, fill_state, make_parameter, timed_steps
 
 # Steps of one side before the other one has its turn.
@@ -56,11 +57,12 @@ def _in_turns(shape: Shape, settings: Settings) -> tuple[list[list[float]], list
     """Blocks of times: torch's, and ours. Which side begins alternates."""
     theirs: list[list[float]] = []
     ours: list[list[float]] = []
-    with daemon(settings, _cache_bytes(shape)) as own:
+    with ExitStack() as stack:
+        own = stack.enter_context(daemon(settings, _cache_bytes(shape)))
         sides = []
         for place, blocks in ((None, theirs), (own, ours)):
             parameter = make_parameter(shape)
-            optimizer = make_optimizer(parameter, place)
+            optimizer = stack.enter_context(open_optimizer(parameter, place))
             fill_state(parameter, optimizer)
             sides.append((parameter, optimizer, Gradients(shape), blocks))
         settle(own)
@@ -75,8 +77,10 @@ def _in_turns(shape: Shape, settings: Settings) -> tuple[list[list[float]], list
 def _one_by_one(shape: Shape, settings: Settings) -> tuple[list[list[float]], list[list[float]]]:
     parameter = make_parameter(shape)
     theirs = _phase(parameter, torch.optim.SparseAdam([parameter], lr=1e-3), shape, settings)
-    with daemon(settings, _cache_bytes(shape)) as own:
-        optimizer = make_optimizer(parameter, own)
+    with (
+        daemon(settings, _cache_bytes(shape)) as own,
+        open_optimizer(parameter, own) as optimizer,
+    ):
         fill_state(parameter, optimizer)
         settle(own)
         return theirs, _blocks(parameter, optimizer, shape, settings)

@@ -23,6 +23,7 @@ from . import machine
 
 RESULTS = Path(__file__).parent / "results"
 MIB = 1 << 20
+LR = 1e-3
 
 Side = Literal["momentd", "torch"]
 
@@ -97,13 +98,18 @@ def daemon(settings: Settings, cache_bytes: int, **options: Any) -> Iterator[Own
         yield own
 
 
-def make_optimizer(
-    parameter: torch.nn.Parameter, own: OwnDaemon | None, lr: float = 1e-3
-) -> torch.optim.Optimizer:
+@contextmanager
+def open_optimizer(
+    parameter: torch.nn.Parameter, own: OwnDaemon | None
+) -> Iterator[torch.optim.Optimizer]:
     """The optimizer under test: momentd's on `own`, torch's without a daemon."""
     if own is None:
-        return torch.optim.SparseAdam([parameter], lr=lr)
-    return momentd.SparseAdam([parameter], lr=lr, address=own.address, run="benchmark")
+        yield torch.optim.SparseAdam([parameter], lr=LR)
+        return
+    optimizer = momentd.SparseAdam([parameter], lr=LR, address=own.address, run="benchmark")
+    yield optimizer
+    # Its table goes before the daemon does: nothing of it has to be written at the stop.
+    optimizer.close()
 
 
 def stats(own: OwnDaemon) -> pb.StatsReply:

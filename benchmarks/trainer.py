@@ -10,6 +10,8 @@ from __future__ import annotations
 import json
 import sys
 
+import torch
+
 from .machine import process_memory
 from .workload import Gradients, Shape, make_parameter
 
@@ -25,6 +27,8 @@ def run(address: str, rows: int, dim: int, distinct: int, steps: int) -> dict[st
     for _ in range(3):
         # The gradient and the pages that it leaves to malloc are the model's, not the optimizer's.
         parameter.grad = gradients.next()
+    # torch loads its compiler, some 60 MB, with the first optimizer of any kind.
+    torch.optim.SparseAdam([parameter])
     model = resident_bytes()
 
     import momentd

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-# Rows of one step while state is made: large enough to be quick, far below a quarter of a cache.
-FILL_ROWS = 100_000
+# Rows of one step while state is made: large enough to be quick, below a quarter of any cache here.
+FILL_ROWS = 20_000
 
 
 @dataclass(frozen=True)

@@ -105,12 +105,12 @@ def _open_optimizer(
             f"The daemon: pid {daemon.pid}, a cache of {options.cache} for "
             f"{report.format_bytes(2 * embedding.weight.nbytes)} of state in {daemon.data_dir}."
         )
-        yield (
-            momentd.SparseAdam(
-                embedding.parameters(), lr=options.lr, address=daemon.address, run="taxonomy"
-            ),
-            daemon,
+        optimizer = momentd.SparseAdam(
+            embedding.parameters(), lr=options.lr, address=daemon.address, run="taxonomy"
         )
+        yield optimizer, daemon
+        # Its table goes before the daemon does: nothing of it has to be written at the stop.
+        optimizer.close()
 
 
 def _train(
