@@ -86,11 +86,14 @@ class Control:
             protocol_max=limits.PROTOCOL_MAX,
             program="momentd runs",
         )
-        session = self._ask(self._stub.Hello, hello).session
+        session = (limits.SESSION_METADATA, self._ask(self._stub.Hello, hello).session)
         request = pb.DropTableRequest(
             sequence=pb.Sequence(stream=1, number=1), run=run, force=force
         )
-        return self._ask(self._stub.DropTable, request, (limits.SESSION_METADATA, session)).dropped
+        try:
+            return self._ask(self._stub.DropTable, request, session).dropped
+        finally:
+            self._ask(self._stub.End, pb.EndRequest(), session)
 
     def stop(self, *, discard: bool) -> float:
         """Asks the daemon to stop; returns the seconds it expects to need."""

@@ -39,6 +39,7 @@ class FakeDaemon(rpc.MomentdServicer):
         self.sessions: list[pb.SessionStats] = []
         self.delay_s = 0.0
         self.metadata: dict[str, str | bytes] = {}
+        self.ended = 0
         self.stop_requests: list[pb.StopRequest] = []
         self.on_stop = lambda: None
 
@@ -71,6 +72,10 @@ class FakeDaemon(rpc.MomentdServicer):
 
     def Hello(self, request, context):
         return pb.HelloReply(protocol=1, session=b"s" * 16)
+
+    def End(self, request, context):
+        self.ended += 1
+        return pb.EndReply()
 
     def Stats(self, request, context):
         self.metadata = dict(context.invocation_metadata())

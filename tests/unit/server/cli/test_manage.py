@@ -106,6 +106,7 @@ def test_a_run_in_use_is_dropped_only_by_force(run, daemon):
     refused = run("runs", "drop", "sweep", "--yes")
     assert refused.exit_code == 1
     assert "pid 41 uses table 1" in refused.stderr
+    assert daemon.ended == 1
     assert run("runs", "drop", "sweep", "--yes", "--force").exit_code == 0
     assert daemon.tables == []
 
