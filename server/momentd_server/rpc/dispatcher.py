@@ -5,31 +5,27 @@ Both planes call it. It knows no sockets; the engine knows no wire.
 
 from __future__ import annotations
 
-import copy
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 import numpy as np
 
-from momentd_server.config import VERSION, ServeConfig
+from momentd_server.config import ServeConfig
 from momentd_server.engine.api import Engine, Progress, TableOutcome
-from momentd_server.engine.sessions import LOST, Outcome, Plane, Session
+from momentd_server.engine.sessions import Outcome, Plane, Session
 from momentd_server.obs.logs import log
-from momentd_server.rpc import decode, encode
+from momentd_server.rpc import decode, encode, handshake, outcomes
 from momentd_server.rpc.bulks import Bulks
 from momentd_server.rpc.stats import StatsSource
 from momentd_wire import errors, limits
 from momentd_wire.errors import (
     Cancelled,
     DaemonUnavailable,
-    Incompatible,
     InvalidArgument,
     MomentdError,
     OutOfMemory,
     SessionNotFound,
-    StateRolledBack,
 )
 from momentd_wire.v1 import momentd_pb2 as pb
 
@@ -112,27 +108,9 @@ class Dispatcher:
 
         Raises Incompatible (naming both ranges), LimitExceeded, DaemonUnavailable.
         """
-        protocol = _agree(request)
+        protocol = handshake.agree(request)
         self._check_serving()
-        info = self._engine.info
-        reply = pb.HelloReply(
-            protocol=protocol,
-            server_version=VERSION,
-            features=sorted(limits.FEATURES),
-            limits=pb.Limits(
-                packet_bytes=limits.PACKET_BYTES,
-                piece_bytes=limits.PIECE_BYTES,
-                arena_bytes=self._config.arena_bytes,
-                request_record_bytes=info.request_record_bytes,
-                request_tables=limits.REQUEST_TABLES,
-            ),
-            store_id=info.store_id,
-            engine_epoch=info.engine_epoch,
-            pid=self._stats.pid,
-            data_dir=info.data_dir,
-            cache_bytes=info.cache_bytes,
-            auto_started=self._config.auto_started,
-        )
+        reply = handshake.reply(protocol, self._engine.info, self._config, self._stats.pid)
         if request.no_session:
             return reply, None
         session, resumed = self._session(request, peer)
@@ -194,10 +172,10 @@ class Dispatcher:
         outcome, repeated = session.once(
             sequence.stream,
             sequence.number,
-            _fingerprint(call, request.content),
+            outcomes.fingerprint(call, request.content),
             lambda: self._outcome(session, request),
         )
-        return (_as_repeated(outcome), True) if repeated else (outcome, False)
+        return (outcomes.as_repeated(outcome), True) if repeated else (outcome, False)
 
     def _outcome(self, session: Session | None, request: Request) -> Outcome:
         try:
@@ -406,56 +384,6 @@ class Dispatcher:
         return pb.Reply(stop=pb.StopReply(drain_s=drain_s))
 
 
-def _agree(request: pb.HelloRequest) -> int:
-    """The highest protocol version that both speak."""
-    low, high = request.protocol_min, request.protocol_max
-    if high < low or high < limits.PROTOCOL_MIN or low > limits.PROTOCOL_MAX:
-        raise Incompatible(
-            f"the client speaks protocol versions {low}..{high}, this daemon (momentd {VERSION}) "
-            f"{limits.PROTOCOL_MIN}..{limits.PROTOCOL_MAX}: install the same momentd version at "
-            "both ends",
-            client=f"{low}..{high}",
-            server=f"{limits.PROTOCOL_MIN}..{limits.PROTOCOL_MAX}",
-        )
-    missing = sorted(set(request.required_features) - limits.FEATURES)
-    if missing:
-        raise Incompatible(
-            f"the client needs {', '.join(missing)[:200]}, which this daemon (momentd {VERSION}) "
-            f"does not have; it has {', '.join(sorted(limits.FEATURES))}: update the daemon"
-        )
-    return min(high, limits.PROTOCOL_MAX)
-
-
-def _fingerprint(call: Call, content: bytes) -> bytes:
-    """Identity of a request's content, the same in every process and every arena."""
-    if isinstance(call, pb.UpdateRequest | pb.ScatterRequest):
-        call = _without_places(call)
-    digest = hashlib.blake2b(call.SerializeToString(deterministic=True), digest_size=16)
-    digest.update(content)
-    return digest.digest()
-
-
-def _without_places(call: pb.UpdateRequest | pb.ScatterRequest) -> Call:
-    """A copy that says how long its arrays are, but not where.
-
-    After a restart of the daemon a request is repeated from a new arena.
-    """
-    plain = copy.deepcopy(call)
-    parts = plain.tables if isinstance(plain, pb.UpdateRequest) else [plain]
-    for part in parts:
-        if isinstance(part, pb.TableUpdate):
-            bulks = [part.row_ids, part.grads, part.mask, part.weights]
-            for name in ("result_rows", "result_values", "result_factors"):
-                part.ClearField(name)
-        else:
-            bulks = [part.row_ids, *part.values]
-        for bulk in bulks:
-            if bulk.HasField("arena"):
-                bulk.arena.ClearField("arena")
-                bulk.arena.ClearField("offset")
-    return plain
-
-
 def _add_result(
     reply: pb.UpdateReply, item: pb.TableUpdate, outcome: TableOutcome, bulks: Bulks
 ) -> None:
@@ -469,19 +397,3 @@ def _add_result(
         values=bulks.place(outcome.out_values),
         factors=bulks.place(outcome.out_factors),
     )
-
-
-def _as_repeated(outcome: Outcome) -> Outcome:
-    """A stored outcome, marked as such where the reply has a place for it."""
-    if outcome.body == LOST:
-        raise StateRolledBack(
-            "this request was applied before the daemon was restarted, but its answer was too "
-            "large to be kept: read the rows again, or resume from a checkpoint"
-        )
-    reply = pb.Reply.FromString(outcome.body)
-    which = reply.WhichOneof("result")
-    if which == "update":
-        reply.update.repeated_request = True
-    elif which == "scatter":
-        reply.scatter.repeated_request = True
-    return Outcome(reply.SerializeToString(), outcome.bulk)

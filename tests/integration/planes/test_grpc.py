@@ -405,3 +405,11 @@ def test_a_port_in_use_stops_the_start_with_its_name(tmp_path, engine):
 def test_bulk_bytes_are_cut_at_the_limit():
     data = bytes(2 * limits.PIECE_BYTES + 1)
     assert [len(part) for part in cut(data)] == [limits.PIECE_BYTES, limits.PIECE_BYTES, 1]
+
+
+def test_the_end_of_a_session_drops_its_tables_at_once(remote, engine):
+    remote.open_table()
+    remote.call("End", pb.EndRequest())
+    assert engine.list_tables() == []
+    with pytest.raises(errors.SessionNotFound):
+        remote.open_table(2)
