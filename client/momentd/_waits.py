@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import sys
-import threading
 import time
-from collections.abc import Generator
-from contextlib import contextmanager
 from typing import Final
 
 from momentd_wire.addresses import TIMEOUT_VARIABLE
@@ -82,23 +79,6 @@ class Patience:
         self.tick()
         time.sleep(min(self._pause_s, self.remaining_s))
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
-
-    @contextmanager
-    def watched(self) -> Generator[None]:
-        """For calls that block without ticks: a timer gives the notice meanwhile."""
-        delay_s = max(0.0, self._quiet_until_s - time.monotonic())
-        if delay_s > NOTICE_S:
-            # Said already: this patience has nothing to add.
-            yield
-            return
-        timer = threading.Timer(delay_s, lambda: self._notice(time.monotonic()))
-        timer.name = "momentd-notice"
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
 
     def _notice(self, now_s: float) -> None:
         self._quiet_until_s = float("inf")

@@ -65,7 +65,7 @@ class Call:
         # table index -> distinct rows finished so far.
         self.progress: dict[int, int] = {}
         # What the gRPC plane has in work.
-        self.rpc: Any = None
+        self.attempt: Any = None
         # Set by a thread that waits while another one reads.
         self.wake: Any = None
         # Deadline of one attempt where the plane has deadlines.
@@ -113,7 +113,7 @@ class Call:
         """Forget the reply, so that the call is posted anew."""
         # The reply last: a waiting call without reply and transport is simply posted.
         self.on = None
-        self.rpc = None
+        self.attempt = None
         self.reply = None
 
 

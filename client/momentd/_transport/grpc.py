@@ -6,6 +6,8 @@ Imported only when an address asks for it: importing grpc takes a while and star
 from __future__ import annotations
 
 import contextlib
+import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, Final
 
@@ -14,7 +16,7 @@ import numpy as np
 
 from momentd._arena import HeapBlock
 from momentd._transport import Block, Call, ConnectionLost, Hook
-from momentd._waits import Patience
+from momentd._waits import TICK_S, Patience
 from momentd_wire import errors, limits
 from momentd_wire.v1 import momentd_pb2 as pb
 from momentd_wire.v1 import momentd_pb2_grpc
@@ -34,6 +36,8 @@ _OPTIONS: Final = (
 )
 # A deadline must leave time for the bytes: what the slowest useful network moves in a second.
 _SLOWEST_BYTES_S: Final = 10 << 20
+# Saying good-bye must not keep a program from ending.
+_END_S: Final = 2.0
 # Channels of a parent process, kept as they are: closing one in a forked child may hang.
 _ABANDONED: Final[list[object]] = []
 
@@ -59,7 +63,11 @@ _REPLY_STREAMED: Final = frozenset({"update", "gather"})
 
 
 class GrpcTransport:
-    """See `Transport`. `target` is what grpc calls one: unix:PATH or HOST:PORT."""
+    """See `Transport`. `target` is what grpc calls one: unix:PATH or HOST:PORT.
+
+    Every attempt at a call runs in a thread of its own, and the caller waits for the thread: an
+    exception (Ctrl-C) that hits grpc's Python code can leave its locks held, and the channel dead.
+    """
 
     plane: ClassVar[str] = "grpc"
 
@@ -72,7 +80,7 @@ class GrpcTransport:
     ) -> None:
         """Makes the channel; connects with the first call."""
         self.target = target
-        self._lost = False
+        self.lost = False
         options = list(_OPTIONS)
         self._channel = (
             grpc.insecure_channel(target, options)
@@ -84,28 +92,19 @@ class GrpcTransport:
         if token is not None:
             self._metadata = ((limits.TOKEN_METADATA, token),)
         self._piece_bytes = limits.PIECE_BYTES
-        self._attachment: Any = None
+        self._greeted = False
 
     def __repr__(self) -> str:
         return f"GrpcTransport({self.target}, {'lost' if self.lost else 'open'})"
-
-    def __del__(self) -> None:
-        if hasattr(self, "_attachment"):
-            self.close()
-
-    @property
-    def lost(self) -> bool:
-        """Also when the stream that keeps the session alive has ended."""
-        attached = self._attachment
-        return self._lost or (attached is not None and not attached.is_active())
 
     def welcome(self, hello: pb.HelloReply) -> None:
         """See `Transport.welcome`. Opens the stream that keeps the session alive."""
         if not hello.session:
             return
-        self._metadata = (*self._metadata, (limits.SESSION_METADATA, hello.session))
         self._piece_bytes = min(limits.PIECE_BYTES, hello.limits.piece_bytes or limits.PIECE_BYTES)
-        self._attachment = self._stub.Attach(pb.AttachRequest(), metadata=self._metadata)
+        self._metadata = (*self._metadata, (limits.SESSION_METADATA, hello.session))
+        self._greeted = True
+        _start("momentd-attached", _attach, weakref.ref(self), self._stub, self._metadata)
 
     def owns(self, block: Block) -> bool:
         """See `Transport.owns`."""
@@ -118,53 +117,53 @@ class GrpcTransport:
         """See `Transport.allocate`."""
         return HeapBlock(nbytes)
 
+    # ------------------------------------------------------------------------------------ calls
+
     def post(self, call: Call) -> None:
-        """See `Transport.post`. Calls with a streamed reply start now, others in `advance`."""
-        call.rpc = None
-        if _kind(call) in _REPLY_STREAMED:
-            call.rpc = self._start(call, None)
+        """See `Transport.post`."""
+        attempt = call.attempt
+        if not isinstance(attempt, _Attempt) or attempt.transport is not self:
+            attempt = call.attempt = _Attempt(self, call)
+        # A thread that was started by a post that was broken off leaves nothing to do for this one.
+        _start("momentd-call", attempt.run)
         call.on = self
 
     def advance(self, call: Call, patience: Patience) -> None:
         """See `Transport.advance`. There is no partial progress on this plane."""
-        kind = _kind(call)
-        # Whatever ends this without a reply, the call is posted again.
-        call.on = None
-        try:
-            with patience.watched():
-                if kind in _REPLY_STREAMED:
-                    reply = _receive(call, kind)
-                else:
-                    reply = self._start(call, patience)
-        except grpc.RpcError as error:
+        attempt = call.attempt
+        if not isinstance(attempt, _Attempt):
+            raise TypeError("post() the call first")
+        while not attempt.finished.wait(TICK_S):
+            patience.tick()
+        error = attempt.error
+        if error is not None:
+            call.on = None
+            call.attempt = None
+            if not isinstance(error, grpc.RpcError):
+                raise error
             call.reply = self._failure(error, patience)
-        except BaseException:
-            # Ctrl-C: give this attempt up.
-            if call.rpc is not None:
-                call.rpc.cancel()
-            raise
         else:
-            call.reply = reply
+            call.reply = attempt.reply
 
-    def _start(self, call: Call, patience: Patience | None) -> Any:
-        """Start a call with a streamed reply, or run one whose reply is a message."""
+    def exchange(self, call: Call) -> pb.Reply:
+        """Do a call. Raises grpc.RpcError. Runs in the thread of an attempt."""
         request = call.request
-        kind = _kind(call)
+        kind = None if request is None else request.WhichOneof("call")
+        if kind is None:
+            raise TypeError("prepare() the call first")
         head = getattr(request, kind)
         sources = call.sources()
         payload = sum(source.nbytes for source in sources)
-        left_s = patience.remaining_s if patience is not None else call.timeout_s
         options: dict[str, Any] = {
-            "timeout": left_s + payload / _SLOWEST_BYTES_S,
+            "timeout": call.timeout_s + payload / _SLOWEST_BYTES_S,
             "metadata": self._metadata,
         }
         if kind in _UNARY:
-            # Hello waits for a daemon that is coming up by itself: the session retries it.
             return pb.Reply(**{kind: getattr(self._stub, _UNARY[kind])(head, **options)})
         method, part = _STREAMED[kind]
         parts = _parts(part, head, sources, self._piece_bytes)
-        started = getattr(self._stub, method)(parts, **options)
-        return started if kind in _REPLY_STREAMED else pb.Reply(**{kind: started})
+        reply = getattr(self._stub, method)(parts, **options)
+        return _receive(reply, call, kind) if kind in _REPLY_STREAMED else pb.Reply(**{kind: reply})
 
     def _failure(self, error: grpc.RpcError, patience: Patience) -> pb.Reply:
         """What a failed call means. Raises ConnectionLost, or DaemonUnavailable."""
@@ -173,31 +172,85 @@ class GrpcTransport:
         if detail is not None:
             return pb.Reply(error=detail)
         if code in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}:
-            self._lost = True
+            self.lost = True
             raise ConnectionLost(error.details() or str(code)) from error
         if code is grpc.StatusCode.DEADLINE_EXCEEDED:
             raise errors.DaemonUnavailable(
                 f"gave up after {patience.timeout_s:g} s of waiting for {patience.what} at "
-                f"{patience.where}: no answer; it may still be done, and is completed by the "
+                f"{patience.where}: no answer. It may still be done, and is completed by the "
                 "next call"
             ) from error
         reason = _REASONS.get(code, pb.REASON_INTERNAL)
         text = f"{patience.where} refused {patience.what} ({code.name}): {error.details()}"
         return pb.Reply(error=pb.Error(reason=reason, message=text))
 
+    # ------------------------------------------------------------------------------------ ending
+
     def close(self) -> None:
-        """See `Transport.close`."""
-        self._lost = True
-        if self._attachment is not None:
-            self._attachment.cancel()
-            self._attachment = None
+        """See `Transport.close`. Tells the daemon, which would wait for a while otherwise."""
+        if self.lost:
+            end, self._greeted = False, False
+        else:
+            end, self.lost, self._greeted = self._greeted, True, False
+        ending = threading.Thread(target=self._end, args=(end,), name="momentd-end", daemon=True)
+        try:
+            ending.start()
+        except RuntimeError:
+            return  # the interpreter is shutting down, and the connection with it
+        ending.join(_END_S + 1)
+
+    def _end(self, say_so: bool) -> None:
+        if say_so:
+            with contextlib.suppress(grpc.RpcError):
+                self._stub.End(pb.EndRequest(), timeout=_END_S, metadata=self._metadata)
         self._channel.close()
 
     def abandon(self) -> None:
         """See `Transport.abandon`."""
-        self._lost = True
-        _ABANDONED.append((self._channel, self._stub, self._attachment, self))
-        self._attachment = None
+        self.lost = True
+        _ABANDONED.append((self._channel, self._stub))
+
+
+class _Attempt:
+    """One try at a call, run by the first of the threads that were started for it."""
+
+    def __init__(self, transport: GrpcTransport, call: Call) -> None:
+        self.transport = transport
+        self.call = call
+        self.finished = threading.Event()
+        self.reply: pb.Reply | None = None
+        self.error: BaseException | None = None
+        self._runner: dict[int, int] = {}
+
+    def run(self) -> None:
+        """Do the call, unless another thread does."""
+        thread = threading.get_ident()
+        if self._runner.setdefault(0, thread) != thread or self.finished.is_set():
+            return
+        try:
+            self.reply = self.transport.exchange(self.call)
+        except BaseException as error:  # noqa: BLE001  # raised where the call is waited for
+            self.error = error
+        finally:
+            self.finished.set()
+
+
+def _start(name: str, target: Callable[..., None], *arguments: object) -> None:
+    threading.Thread(target=target, args=arguments, name=name, daemon=True).start()
+
+
+def _attach(
+    transport: weakref.ref[GrpcTransport],
+    stub: momentd_pb2_grpc.MomentdStub,
+    metadata: tuple[tuple[str, str | bytes], ...],
+) -> None:
+    """Keep the session attached; when that ends, the connection is no longer one."""
+    with contextlib.suppress(grpc.RpcError, ValueError):
+        for _ in stub.Attach(pb.AttachRequest(), metadata=metadata):
+            pass
+    alive = transport()
+    if alive is not None:
+        alive.lost = True
 
 
 # What a status says that carries no error of ours: it comes from grpc itself or from a proxy.
@@ -209,13 +262,6 @@ _REASONS: Final = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: pb.REASON_LIMIT_EXCEEDED,
     grpc.StatusCode.UNIMPLEMENTED: pb.REASON_INCOMPATIBLE,
 }
-
-
-def _kind(call: Call) -> str:
-    kind = None if call.request is None else call.request.WhichOneof("call")
-    if kind is None:
-        raise TypeError("prepare() the call first")
-    return kind
 
 
 def _wire_error(error: grpc.RpcError) -> pb.Error | None:
@@ -251,9 +297,9 @@ def pieces(sources: Iterable[np.ndarray], piece_bytes: int) -> Iterator[bytes]:
         yield b"".join(held)
 
 
-def _receive(call: Call, kind: str) -> pb.Reply:
+def _receive(rpc: Any, call: Call, kind: str) -> pb.Reply:
     """Read a streamed reply: the head, then the bytes of its bulk fields into the call's sinks."""
-    parts = iter(call.rpc)
+    parts = iter(rpc)
     first = next(parts, None)
     if first is None or not first.HasField("head"):
         raise ConnectionLost("the daemon's reply ended before it began")

@@ -68,11 +68,6 @@ class LocalTransport:
         state = "lost" if self.lost else "open"
         return f"LocalTransport({self.path}, {state}, arenas={len(self._arenas)})"
 
-    def __del__(self) -> None:
-        # Not closing would be noticed by the daemon all the same; this avoids a ResourceWarning.
-        if hasattr(self, "_socket"):
-            self._socket.close()
-
     def welcome(self, hello: pb.HelloReply) -> None:
         """See `Transport.welcome`."""
         self._packet_bytes = min(limits.PACKET_BYTES, hello.limits.packet_bytes or 1 << 62)
@@ -351,6 +346,13 @@ class LocalTransport:
         self._socket.close()
 
 
+class _Socket(socket.socket):
+    """One that an exception may leave unclosed without a ResourceWarning."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
 class _Holder(Call):
     """Keeps a block referenced."""
 
@@ -360,7 +362,7 @@ class _Holder(Call):
 
 
 def _connect(path: str) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock = _Socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         # The kernel wakes a blocked read up, so that one system call reads and keeps the time.
         tick = struct.pack("ll", 0, int(TICK_S * 1e6))
