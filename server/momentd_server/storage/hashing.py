@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from momentd_server.jit import inline_kernel, kernel
+from momentd_server.jit import inline_kernel, kernel, register_warmup
 
 # The five primes of XXH64.
 _P1 = np.uint64(0x9E3779B185EBCA87)
@@ -156,3 +156,13 @@ def hash_bytes(data: bytes | bytearray | memoryview | np.ndarray, seed: int = 0)
     whole = raw.size & ~7
     words = raw[:whole].copy().view(np.uint64)
     return int(_hash_with_tail(words, raw[whole:].copy(), np.uint64(seed & 0xFFFF_FFFF_FFFF_FFFF)))
+
+
+@register_warmup
+def compile_hashing() -> None:
+    """The kernels of this module, with the argument types that the engine and the store use."""
+    words, rows, zero = np.zeros(1, np.uint64), np.zeros(1, np.int64), np.uint64(0)
+    hash_records(words, rows, rows, words, words.copy())
+    hash_words(words, 0, 1, zero)
+    fold_checks(words, zero, np.zeros(1, np.uint32))
+    hash_bytes(b"")

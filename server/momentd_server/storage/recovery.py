@@ -6,6 +6,8 @@ row's winning version in its location word, the second replaces it by the slot t
 
 from __future__ import annotations
 
+import contextlib
+import os
 import queue
 import threading
 from collections.abc import Iterable, Iterator
@@ -14,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from momentd_server.jit import register_warmup
+from momentd_server.jit import Pool, register_warmup
 from momentd_server.schema import Schema
 from momentd_server.storage import files
 from momentd_server.storage import recovery_kernels as kernels
@@ -24,6 +26,8 @@ from momentd_server.storage.segments import Segment, SegmentStore, Trailer
 from momentd_wire.errors import CorruptRecord, SchemaMismatch
 
 _READ_AHEAD: Final = 4  # trailers
+_THREADS: Final = min(4, os.cpu_count() or 1)  # more would wait for the memory bus
+_LEAST_ROWS: Final = 1 << 17  # of a table, for each thread
 _MOST_ANCESTORS: Final = (1 << kernels.RANK_BITS) - 1
 
 
@@ -55,35 +59,100 @@ def rebuild(
     Raises CorruptRecord naming file and offset; the arrays' contents are then undefined.
     """
     segments = _open_segments(store, family_id, manifest, schema)
-    generations, caps = _ancestry_arrays(manifest)
-    records_read = 0
-    for segment, trailer in _trailers(store, segments):
-        bad = kernels.note_versions(trailer.rows, trailer.versions, generations, caps, location)
-        if bad >= 0:
-            row = int(trailer.rows[bad])
-            raise _bad_row(store, segment, trailer, row, location.size)
-        records_read += trailer.rows.size
-    live = dict.fromkeys((segment.id for segment, _ in segments), 0)
-    touched = digest = 0
-    for segment, trailer in _trailers(store, segments):
-        count, part = kernels.place(
+    with contextlib.closing(Pool(_THREADS, name="rebuild")) as pool:
+        work = _Rebuild(store, segments, pool, _ancestry_arrays(manifest), location, check)
+        work.note_versions()
+        work.place(family_id)
+    for segment, _ in segments:
+        files.drop_cached(store.path(segment))
+    touched = sum(work.live.values())
+    return RebuildResult(touched, work.live, sum(work.digests) % (1 << 64), work.records_read)
+
+
+class _Rebuild:
+    """The two passes. Each worker of the pool has its own part of the rows."""
+
+    def __init__(
+        self,
+        store: SegmentStore,
+        segments: list[tuple[Segment, int]],
+        pool: Pool,
+        ancestry: tuple[np.ndarray, np.ndarray],
+        location: np.ndarray,
+        check: np.ndarray,
+    ) -> None:
+        self.live = dict.fromkeys((segment.id for segment, _ in segments), 0)
+        self.digests = [0] * pool.threads
+        self.records_read = 0
+        self._store = store
+        self._segments = segments
+        self._pool = pool
+        self._ancestry = ancestry
+        self._location = location
+        self._check = check
+
+    def note_versions(self) -> None:
+        for segment, trailer in _trailers(self._store, self._segments):
+            self._check_rows(segment, trailer)
+            self._pool.run(self._note_part, self._location.size, trailer, least=_LEAST_ROWS)
+            self.records_read += trailer.rows.size
+
+    def _note_part(self, _worker: int, start: int, stop: int, trailer: Trailer) -> None:
+        kernels.note_versions(
+            start, stop, trailer.rows, trailer.versions, *self._ancestry, self._location
+        )
+
+    def place(self, family_id: int) -> None:
+        family = np.uint64(family_id)
+        for segment, trailer in _trailers(self._store, self._segments):
+            placed = [0] * self._pool.threads
+            first = np.uint64(slot(segment.id, trailer.first_offset))
+            nbytes = np.uint64(segment.record_bytes)
+            self._pool.run(
+                self._place_part,
+                self._location.size,
+                trailer,
+                (first, nbytes, family),
+                placed,
+                least=_LEAST_ROWS,
+            )
+            self.live[segment.id] += sum(placed)
+
+    def _place_part(
+        self,
+        worker: int,
+        start: int,
+        stop: int,
+        trailer: Trailer,
+        place: tuple[np.uint64, np.uint64, np.uint64],
+        placed: list[int],
+    ) -> None:
+        count, digest = kernels.place(
+            start,
+            stop,
             trailer.rows,
             trailer.versions,
             trailer.hashes,
-            generations,
-            caps,
-            np.uint64(slot(segment.id, trailer.first_offset)),
-            np.uint64(segment.record_bytes),
-            np.uint64(family_id),
-            location,
-            check,
+            *self._ancestry,
+            *place,
+            self._location,
+            self._check,
         )
-        live[segment.id] += int(count)
-        touched += int(count)
-        digest += int(part)
-    for segment, _ in segments:
-        files.drop_cached(store.path(segment))
-    return RebuildResult(touched, live, digest % (1 << 64), records_read)
+        placed[worker] = int(count)
+        self.digests[worker] += int(digest)
+
+    def _check_rows(self, segment: Segment, trailer: Trailer) -> None:
+        lowest, highest = int(trailer.rows.min()), int(trailer.rows.max())
+        bad = lowest if lowest < 0 else highest
+        if 0 <= bad < self._location.size:
+            return
+        path = self._store.path(segment)
+        raise CorruptRecord(
+            f"{path}: the batch at byte {trailer.first_offset} has row {bad}, the table has "
+            f"{self._location.size} rows: the catalog and the file do not belong together",
+            path=path,
+            offset=trailer.first_offset,
+        )
 
 
 def delete_unlisted(store: SegmentStore, manifests: Iterable[tuple[int, Manifest]]) -> int:
@@ -128,18 +197,6 @@ def _ancestry_arrays(manifest: Manifest) -> tuple[np.ndarray, np.ndarray]:
     return np.ascontiguousarray(pairs[:, 0]), np.ascontiguousarray(pairs[:, 1])
 
 
-def _bad_row(
-    store: SegmentStore, segment: Segment, trailer: Trailer, row: int, rows: int
-) -> CorruptRecord:
-    path = store.path(segment)
-    return CorruptRecord(
-        f"{path}: the batch at byte {trailer.first_offset} has row {row}, the table has {rows} "
-        "rows: the catalog and the file do not belong together",
-        path=path,
-        offset=trailer.first_offset,
-    )
-
-
 def _trailers(
     store: SegmentStore, segments: list[tuple[Segment, int]]
 ) -> Iterator[tuple[Segment, Trailer]]:
@@ -179,7 +236,7 @@ def _trailers(
 def compile_rebuild() -> None:
     """The kernels of a rebuild, with its argument types."""
     rows, words = np.zeros(1, np.int64), np.zeros(1, np.uint64)
-    kernels.note_versions(rows, words, words, words, words.copy())
+    kernels.note_versions(0, 1, rows, words, words, words, words.copy())
     zero = np.uint64(0)
     checks = np.zeros(1, np.uint32)
-    kernels.place(rows, words, words, words, words, zero, zero, zero, words.copy(), checks)
+    kernels.place(0, 1, rows, words, words, words, words, zero, zero, zero, words.copy(), checks)

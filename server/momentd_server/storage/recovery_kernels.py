@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from momentd_server.jit import kernel, prefetch
+from momentd_server.jit import inline_kernel, kernel, prefetch
 from momentd_server.storage.hashing import fold_check
 from momentd_server.storage.location import GENERATION_SHIFT, UPDATE_MASK
 
@@ -42,31 +42,47 @@ def _key(version, rank, caps):
     return np.uint64(rank) << GENERATION_SHIFT | number
 
 
+@inline_kernel
+def _within(row, start, stop):
+    """A row to prefetch: itself if it is this worker's, else one that costs nothing."""
+    return min(max(row, start), stop - 1)
+
+
 @kernel
-def note_versions(rows, versions, generations, caps, location):
-    """First pass. Returns the index of a row outside the table, or -1."""
+def note_versions(start, stop, rows, versions, generations, caps, location):
+    """First pass, for the rows in [start, stop)."""
     count = rows.shape[0]
     rank = 0
     generation = _NONE
     for i in range(count):
         if i + _AHEAD < count:
-            prefetch(location, rows[i + _AHEAD])
+            prefetch(location, _within(rows[i + _AHEAD], start, stop))
         row = rows[i]
-        if row < 0 or row >= location.shape[0]:
-            return i
-        if i == 0 or versions[i] >> GENERATION_SHIFT != generation:
+        if row < start or row >= stop:
+            continue
+        if versions[i] >> GENERATION_SHIFT != generation or rank == 0:
             generation = versions[i] >> GENERATION_SHIFT
             rank = _rank(generation, generations, rank)
         key = _key(versions[i], rank, caps)
         location[row] = max(location[row], key)
-    return -1
 
 
 @kernel
 def place(
-    rows, versions, hashes, generations, caps, first_slot, record_bytes, family, location, check
+    start,
+    stop,
+    rows,
+    versions,
+    hashes,
+    generations,
+    caps,
+    first_slot,
+    record_bytes,
+    family,
+    location,
+    check,
 ):
-    """Second pass. Returns (rows placed, sum of their hashes)."""
+    """Second pass, for the rows in [start, stop): (rows placed, sum of their hashes)."""
     count = rows.shape[0]
     rank = 0
     generation = _NONE
@@ -74,10 +90,13 @@ def place(
     digest = _NONE
     for i in range(count):
         if i + _AHEAD < count:
-            prefetch(location, rows[i + _AHEAD])
-            prefetch(check, rows[i + _AHEAD])
+            ahead = _within(rows[i + _AHEAD], start, stop)
+            prefetch(location, ahead)
+            prefetch(check, ahead)
         row = rows[i]
-        if i == 0 or versions[i] >> GENERATION_SHIFT != generation:
+        if row < start or row >= stop:
+            continue
+        if versions[i] >> GENERATION_SHIFT != generation or rank == 0:
             generation = versions[i] >> GENERATION_SHIFT
             rank = _rank(generation, generations, rank)
         key = _key(versions[i], rank, caps)

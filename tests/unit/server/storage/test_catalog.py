@@ -101,7 +101,7 @@ def test_a_commit_is_all_or_nothing(catalog, datadir, monkeypatch):
         return real(key, body)
 
     monkeypatch.setattr(catalog_file.records, "seal", fail_late)
-    with pytest.raises(OutOfSpace, match="data.mdb"):
+    with pytest.raises(OutOfSpace, match=r"data\.mdb"):
         catalog.commit([Put(table(1, label="new")), DropTable(1), Put(table(2)), Put(table(3))])
     monkeypatch.undo()
     assert [t.label for t in catalog.tables()] == ["old"]
@@ -240,7 +240,7 @@ def test_a_flipped_bit_in_any_entry_is_found(closed, datadir):
     for at in places:  # old versions of the page too
         data = data[: at + 6] + b"7" + data[at + 7 :]
     closed.write_bytes(data)
-    with pytest.raises(CorruptRecord, match=f"{closed}.*does not match its hash"):
+    with pytest.raises(CorruptRecord, match=rf"{closed}.*does not match its hash"):
         Catalog.open(datadir)
 
 
@@ -273,7 +273,7 @@ def test_an_older_entry_is_found(closed, datadir):
 @pytest.mark.parametrize("share", [0.0001, 0.3, 0.9])
 def test_a_cut_catalog_is_an_error_not_a_bus_error(closed, datadir, share):
     os.truncate(closed, int(closed.stat().st_size * share))
-    with pytest.raises(CorruptRecord, match="data.mdb"):
+    with pytest.raises(CorruptRecord, match=r"data\.mdb"):
         Catalog.open(datadir)
 
 

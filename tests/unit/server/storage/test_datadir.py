@@ -76,7 +76,7 @@ def test_foreign_files_are_refused_and_left_alone(tmp_path):
     (tmp_path / "catalog").mkdir()
     (tmp_path / "catalog" / "cards").write_text("y")
     before = _snapshot(tmp_path)
-    with pytest.raises(InvalidArgument, match=r"not empty \(catalog, thesis.tex\)"):
+    with pytest.raises(InvalidArgument, match=r"not empty \(catalog, thesis\.tex\)"):
         DataDir.open(tmp_path)
     assert _snapshot(tmp_path) == before
 
@@ -129,7 +129,7 @@ def test_lock_that_is_a_link_elsewhere_is_not_followed(tmp_path):
     victim.write_text("precious")
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "LOCK").symlink_to(victim)
-    with pytest.raises(Exception, match="LOCK|open"):
+    with pytest.raises(Exception, match="cannot open"):
         DataDir.open(tmp_path / "d")
     assert victim.read_text() == "precious"
 

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -270,7 +271,7 @@ def _read_with_faults(tmp_path, plan):
         text=True,
         check=False,
         timeout=100,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([os.getcwd(), *sys.path])},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path.cwd()), *sys.path])},
     )
     assert done.returncode == 0, done.stderr
     status, _, good = done.stdout.strip().rpartition(" ")

@@ -10,6 +10,7 @@ import pytest
 from momentd_server.storage.catalog import Catalog, DropTable, Manifest, Put, TableRecord
 from momentd_server.storage.datadir import DataDir
 from momentd_server.storage.diskio import READ_OK, aligned_buffer
+from momentd_server.storage.format import batch_bytes
 from momentd_server.storage.segments import SegmentStore
 from momentd_wire.errors import OutOfSpace
 from tests.support.segments import FAMILY, LAYOUT, schema_of, write_batch
@@ -64,6 +65,16 @@ def _fill(place, leave=0):
     return filler
 
 
+def _until_full(action):
+    """Repeat `action(number)` until it raises OutOfSpace; returns how often it did not."""
+    for number in range(500):
+        try:
+            action(number)
+        except OutOfSpace:
+            return number
+    raise AssertionError("the disk does not fill up")
+
+
 def test_segments_on_a_full_disk(small_disk, pool):
     datadir = DataDir.open(small_disk / "data")
     catalog = Catalog.open(datadir)
@@ -71,15 +82,14 @@ def test_segments_on_a_full_disk(small_disk, pool):
     segment = store.create(FAMILY, LAYOUT, 1032)
     batches = [write_batch(store, segment, range(700), numbers=1)]
     filler = _fill(small_disk, leave=2 << 20)
-    with pytest.raises(OutOfSpace):
-        for number in range(2, 20):
-            fill = segment.fill
-            batches.append(write_batch(store, segment, range(700), numbers=number, seed=number))
-    assert segment.fill == fill
+
+    def append(number):
+        batches.append(write_batch(store, segment, range(700), numbers=number, seed=number))
+
+    _until_full(append)
+    assert segment.fill == batches[-1].first_offset + batch_bytes(700, 1032)
     assert 1 <= len(batches) <= 4  # what the reservation and the last 2 MiB could take
-    with pytest.raises(OutOfSpace):
-        for _ in range(4):
-            store.create(FAMILY + 1, LAYOUT, 1032)
+    _until_full(lambda _: store.create(FAMILY + 1, LAYOUT, 1032))
     store.sync([segment])
 
     trailers = list(store.read_trailers(segment))
@@ -125,12 +135,8 @@ def test_the_catalog_on_a_full_disk(small_disk):
     catalog = Catalog.open(datadir)
     catalog.commit([Put(_table(1, "kept"))])
     filler = _fill(small_disk)
-    committed = 1
-    with pytest.raises(OutOfSpace):
-        for table_id in range(2, 200):
-            catalog.commit([Put(_table(table_id, "x" * 30_000))])
-            committed = table_id
-    assert len(catalog.tables()) == committed
+    done = _until_full(lambda i: catalog.commit([Put(_table(2 + i, "x" * 30_000))]))
+    assert len(catalog.tables()) == 1 + done
     filler.unlink()
     catalog.commit([Put(_table(500, "y" * 30_000)), DropTable(2)])
     tables = catalog.tables()

@@ -145,6 +145,26 @@ def test_version_zero_and_the_highest_numbers(store):
     assert location[99] == _where(top, 0)
 
 
+def test_a_large_table_is_shared_by_threads(store):
+    rows = 4 * recovery._LEAST_ROWS + 5  # a part for each of four threads, of unequal size
+    schema = schema_of(8, rows)
+    segments = [store.create(FAMILY, LAYOUT, 8) for _ in range(2)]
+    random = np.random.default_rng(0)
+    wanted, checks, hashes = (np.zeros(rows, np.uint64) for _ in range(3))
+    for number in range(6):
+        some = random.permutation(rows)[:50_000]
+        some[:2] = 0, rows - 1
+        batch = write_batch(store, segments[number % 2], some, numbers=number, seed=number)
+        wanted[some] = [_where(batch, index) for index in range(some.size)]
+        checks[some], hashes[some] = batch.checks, batch.hashes
+    result, location, check = _rebuild(store, _manifest([(1, ALL)], segments), schema)
+    np.testing.assert_array_equal(location, wanted)
+    np.testing.assert_array_equal(check, checks)
+    assert result.rows_touched == np.count_nonzero(wanted)
+    assert sum(result.live_records.values()) == result.rows_touched
+    assert result.digest == int(hashes.sum(dtype=np.uint64))
+
+
 def test_segment_ids_of_34_bits(tmp_path):
     store = open_store(tmp_path / "data")
     ids = itertools.count((1 << 34) - 2)
@@ -252,7 +272,7 @@ def test_rows_outside_the_table(store, row):
 
 def test_another_record_size(store):
     segment = store.create(FAMILY, LAYOUT, 64)
-    with pytest.raises(SchemaMismatch, match="64 bytes.*1032"):
+    with pytest.raises(SchemaMismatch, match=r"64 bytes.*1032"):
         _rebuild(store, _manifest([(1, ALL)], [segment]), schema_of(1032, ROWS))
 
 

@@ -3,6 +3,7 @@
 import ctypes
 import errno
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -235,11 +236,11 @@ def test_sync_covers_file_folder_and_folder_of_folders(store, monkeypatch):
     real_file, real_folder = os.fdatasync, os.fsync
 
     def note_file(fd):
-        synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+        synced.append(str(Path(f"/proc/self/fd/{fd}").readlink()))
         real_file(fd)
 
     def note_folder(fd):
-        synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+        synced.append(str(Path(f"/proc/self/fd/{fd}").readlink()))
         real_folder(fd)
 
     monkeypatch.setattr(os, "fdatasync", note_file)
