@@ -139,6 +139,8 @@ def test_a_run_in_use_is_kept_unless_forced(serving):
         assert [run["run"] for run in serving.json("runs", "list")["runs"]].count("in-use") == 1
         assert serving.run("runs", "drop", "in-use", "--yes", "--force").returncode == 0
         assert client.list_tables("in-use") == []
+        programs = [session["program"] for session in serving.json("stats")["sessions"]]
+    assert programs.count("momentd runs") == 0, "a command leaves no session behind"
 
 
 def test_prune_drops_the_named_tables_that_nobody_uses(serving):
