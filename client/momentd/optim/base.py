@@ -15,9 +15,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from momentd import rules
+from momentd._discovery import default_run
 from momentd._grads import table_shape
 from momentd._signals import DeferredInterrupt
 from momentd._stream import Stream, UpdateSpec
+from momentd._threads import SingleThreaded
 from momentd.errors import InvalidArgument, StateRolledBack, UnsupportedFeature
 from momentd.optim import _checkpoint, _groups, _records
 from momentd.optim._fill import fill
@@ -166,7 +168,8 @@ class TableOptimizer(Optimizer):
             return PendingStep(None, parts)
         update = self._open_stream().new_update(specs)
         try:
-            fill(update.inputs, [item.grad for item in sent])
+            with SingleThreaded():
+                fill(update.inputs, [item.grad for item in sent])
         except BaseException:
             update.close()
             raise
@@ -195,7 +198,8 @@ class TableOptimizer(Optimizer):
         if pending is None:
             return
         try:
-            pending.complete()
+            with SingleThreaded():
+                pending.complete()
         finally:
             if pending.finished:
                 self._pending = None
@@ -382,7 +386,7 @@ class TableOptimizer(Optimizer):
     def __repr__(self) -> str:
         text = super().__repr__()
         where = self._session[0].where if self._session else "(not connected)"
-        run = self._session[0].run if self._session else self._options.run
+        run = self._options.run if self._options.run is not None else default_run()
         tables = len(self._records.tables())
         note = f"momentd: run {run!r}, {tables} table{'s' * (tables != 1)}, daemon {where}"
         return f"{text.removesuffix(')')}{note}\n)"
