@@ -201,14 +201,16 @@ def start_engine(config: ServeConfig, report: Report) -> Engine:
     from momentd_server import jit
     from momentd_server.engine.engine import LocalEngine
 
-    if jit.is_cached():
-        jit.warm_up()
-    else:
+    def warm_up() -> None:
+        if jit.is_cached():
+            jit.warm_up()
+            return
         report.progress(
             "momentd: first start with this version on this machine: compiling kernels, about 20 s"
         )
         jit.warm_up(lambda name, done, total: report.progress(f"momentd: kernels {done}/{total}"))
-    return LocalEngine.start(config)
+
+    return LocalEngine.start(config, warm_up)
 
 
 def serve(

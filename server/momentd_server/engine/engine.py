@@ -7,13 +7,13 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
 
-from momentd_server import rules
+from momentd_server import jit, rules
 from momentd_server.config import ServeConfig
 from momentd_server.engine.api import (
     EngineInfo,
@@ -38,7 +38,7 @@ from momentd_server.jit import Pool
 from momentd_server.obs import machine
 from momentd_server.schema import Schema
 from momentd_server.storage import files, frames
-from momentd_server.storage.catalog import Catalog, DropSession, Put
+from momentd_server.storage.catalog import Catalog, DropSession, Put, Stopped
 from momentd_server.storage.datadir import DataDir
 from momentd_server.storage.diskio import ReadPool, aligned_buffer
 from momentd_server.storage.segments import SegmentStore
@@ -128,8 +128,13 @@ class LocalEngine:
     # ------------------------------------------------------------------------------ life
 
     @classmethod
-    def start(cls, config: ServeConfig) -> LocalEngine:
+    def start(
+        cls, config: ServeConfig, warm_up: Callable[[], None] = jit.warm_up
+    ) -> LocalEngine:
         """Open the data directory and bring back what the last stop left.
+
+        `warm_up` loads the kernels, after everything that can be refused at once was looked at: on
+        the first start of a version it compiles them.
 
         Raises OutOfMemory for a cache that does not fit, and what opening raises.
         """
@@ -137,9 +142,11 @@ class LocalEngine:
         datadir = DataDir.open(config.data_dir, allow_network=config.allow_network_fs)
         try:
             catalog = Catalog.open(datadir)
+            warm_up()
+            in_order = catalog.stopped_in_order
             space = Space.create(config.cache_bytes, engine_epoch=catalog.next_epoch())
             engine = cls(config, datadir, catalog, space)
-            engine._recover()
+            engine._recover(in_order=in_order)
         except BaseException:
             datadir.close()
             raise
@@ -149,10 +156,11 @@ class LocalEngine:
         engine.state = "serving"
         return engine
 
-    def _recover(self) -> None:
+    def _recover(self, *, in_order: bool) -> None:
         saved = self._catalog.sessions()
         self.sessions.restore(saved)
-        self.tables.recover(session.id for session in self.sessions.all())
+        kept = [session.id for session in self.sessions.all()]
+        self.tables.recover(kept, in_order=in_order)
         if saved:
             # They described a stop; from now on they would be out of date.
             self._catalog.commit([DropSession(record.session) for record in saved])
@@ -176,7 +184,8 @@ class LocalEngine:
             self._stock.stop()
             if not discard:
                 self.tables.flush(self._all_tables())
-                self._catalog.commit([Put(record) for record in self.sessions.save()])
+                saved = [Put(record) for record in self.sessions.save()]
+                self._catalog.commit([*saved, Stopped()])
 
     def close(self) -> None:
         """Release everything after `stop`. Nothing of the engine may be used afterwards."""

@@ -101,28 +101,27 @@ class Tables:
 
     # ------------------------------------------------------------------------------ start
 
-    def recover(self, kept_sessions: Iterable[bytes]) -> None:
+    def recover(self, kept_sessions: Iterable[bytes], *, in_order: bool) -> None:
         """What the catalog says, after a start whose memory was not inherited.
 
         Named tables come back as of their last commit, unnamed ones only with a session that an
-        orderly stop saved. The first act is a new generation of each, committed durably.
+        orderly stop saved. Unless the last stop was in order, tables may have gone further than
+        their commit: the first act is then a new generation of each, committed durably.
         """
         kept = set(kept_sessions)
         records = self._catalog.tables()
         staying = [r for r in records if r.name is not None or r.owner in kept]
-        changes: list[Put | DropTable] = [Put(self._next_generation(r)) for r in staying]
+        if not in_order:
+            staying = [self._next_generation(record) for record in staying]
+        changes: list[Put | DropTable] = [Put(r) for r in staying] if not in_order else []
         going = {r.id for r in records} - {r.id for r in staying}
         changes += [DropTable(table_id) for table_id in sorted(going)]
         if changes:
             self._catalog.commit(changes)
         if going:
             log.info("dropped %d tables of sessions that are gone", len(going))
-        renewed = [change.record for change in changes if isinstance(change, Put)]
-        recovery.delete_unlisted(
-            self._store, [(r.family, r.manifest) for r in renewed if isinstance(r, TableRecord)]
-        )
-        for record in renewed:
-            assert isinstance(record, TableRecord)
+        recovery.delete_unlisted(self._store, [(r.family, r.manifest) for r in staying])
+        for record in staying:
             self._bring_back(record)
 
     def _next_generation(self, record: TableRecord) -> TableRecord:

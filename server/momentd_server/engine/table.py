@@ -42,7 +42,8 @@ class Table:
         self.schema = record.schema
         self.rows = record.schema.rows
         self.generation = record.manifest.generation
-        self.ancestry = record.manifest.ancestry  # without this generation
+        # Without this generation, whose cap moves.
+        self.ancestry = tuple(a for a in record.manifest.ancestry if a[0] != self.generation)
         self.geometry = Geometry.of(record.schema.record_bytes)
         self.block_index = block
         self.block = space.tables[block]

@@ -326,7 +326,7 @@ def _read_error(table: Table, row: int, segment: int, status: int) -> MomentdErr
     if status == READ_MISMATCH:
         return CorruptRecord(
             f"the bytes of {where} on disk are not those that were written: nothing was changed; "
-            "run `momentd verify` on the data directory and restore a checkpoint",
+            "check the disk (dmesg), then load a checkpoint into a new table",
             **details,
         )
     if status == READ_PAST_END:

@@ -27,6 +27,7 @@ __all__ = [
     "Manifest",
     "Put",
     "SessionRecord",
+    "Stopped",
     "StreamRecord",
     "TableRecord",
 ]
@@ -55,7 +56,12 @@ class DropSession:
     session: bytes
 
 
-Change = Put | DropTable | DropSession
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """Everything is in the catalog. The next start's epoch ends it, durably, before it serves."""
+
+
+Change = Put | DropTable | DropSession | Stopped
 
 
 @dataclass(slots=True)
@@ -77,6 +83,8 @@ class Catalog:
     def __init__(self, file: CatalogFile, state: _State) -> None:
         self._file = file
         self._state = state
+        # Nothing was served since the last orderly stop: what the catalog says is complete.
+        self.stopped_in_order = state.reserved.get("stopped") == state.reserved.get("epoch", 0)
         self._next = {counter: state.reserved.get(counter, 1) for counter in _BLOCKS}
         self._failed: str | None = None
         self._lock = threading.Lock()  # guards the dicts of _state and _next
@@ -161,6 +169,9 @@ class Catalog:
         for change in changes:
             if isinstance(change, Put):
                 writes += self._put(change.record, tables, sessions)
+            elif isinstance(change, Stopped):
+                epoch = self._state.reserved.get("epoch", 0)
+                writes.append((Kind.COUNTER, b"stopped", {"value": epoch}))
             elif isinstance(change, DropTable):
                 if tables.pop(change.id, None) is not None:
                     writes.append((Kind.TABLE, _key(change.id), None))

@@ -37,6 +37,12 @@ _NETWORK: Final = frozenset(
         "ncpfs",
         "afs",
         "9p",
+        # Folders that a virtual machine shares with its host: truncated reads, lost locks.
+        "virtiofs",
+        "vboxsf",
+        "prl_fs",
+        "fuse.osxfs",
+        "fuse.grpcfuse",
         "ceph",
         "lustre",
         "gpfs",

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.support.disks import small_disk
 from tests.support.local_engine import open_session, start_engine
+
+__all__ = ["small_disk"]
 
 
 @pytest.fixture
@@ -19,18 +21,3 @@ def engine(tmp_path: Path):
 @pytest.fixture
 def session(engine):
     return open_session(engine)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path):
-    """A file system of 24 MiB. Needs root."""
-    where = tmp_path / "disk"
-    where.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(where)],
-        capture_output=True, check=False,
-    )  # fmt: skip
-    if mounted.returncode:
-        pytest.skip("cannot mount a file system (needs root)")
-    yield where
-    subprocess.run(["umount", "-l", str(where)], check=True)

@@ -161,3 +161,29 @@ def test_segments_spilled_after_the_commit_do_not_count_after_a_power_cut(tmp_pa
     _assert_equal(engine, found, committed)
     engine.stop(discard=True)
     engine.close()
+
+
+def test_an_orderly_stop_is_no_new_timeline_and_a_power_cut_is(tmp_path):
+    engine = start_engine(tmp_path)
+    table = open_table(engine, open_session(engine), adam_schema(5000, 32), "t")
+    model = AdamModel(5000, 32)
+    _train(engine, table, model, 1)
+    generations = [table.generation]
+    for seed, discard in enumerate((False, False, True, False, True)):
+        kept = model.copy()
+        if discard:
+            _train(engine, table, model, 10 + seed, steps=2)
+        engine.stop(discard=discard)
+        engine.close()
+        engine = start_engine(tmp_path)
+        (table,) = engine.list_tables()
+        generations.append(table.generation)
+        model = kept
+        _assert_equal(engine, table, model)
+        _train(engine, table, model, 20 + seed)
+        if seed < 4:
+            engine.flush([])
+    first = generations[0]
+    assert generations == [first, first, first, first + 1, first + 1, first + 2]
+    engine.stop(discard=True)
+    engine.close()
