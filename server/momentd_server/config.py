@@ -83,7 +83,6 @@ class ServeConfig:
     idle_exit_s: float = 900.0
     # Segments on a network file system are refused unless the user insists.
     allow_network_fs: bool = False
-    direct_io: bool = True
 
     def __post_init__(self) -> None:
         """Refuses what cannot work. Raises InvalidArgument naming the setting."""

@@ -16,8 +16,8 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
-from momentd_server.storage import frames
 
+from momentd_server.storage import frames
 from tests.support.local_engine import (
     AdamModel,
     adam_schema,
@@ -126,8 +126,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.engine = start_engine(self.path)
         self.session = open_session(self.engine)
         self.tables = [
-            open_table(self.engine, self.session, table.schema, table.name)
-            for table in self.tables
+            open_table(self.engine, self.session, table.schema, table.name) for table in self.tables
         ]
         if not discard:
             self.flushed = [model.copy() for model in self.models]
@@ -147,9 +146,7 @@ class StoreMachine(RuleBasedStateMachine):
     def books_are_right(self) -> None:
         for table in self.engine.tables.all():
             with self.engine._lane:
-                free, clean, dirty = frames.count_states(
-                    table.slabs, self.engine._words, table.geo
-                )
+                free, clean, dirty = frames.count_states(table.slabs, self.engine._words, table.geo)
                 assert dirty == table.dirty
                 assert free + clean + dirty == table.frames
 

@@ -21,9 +21,12 @@ def test_the_daemon_outlives_a_full_disk_and_goes_on_when_there_is_space(small_d
             table.update(rows, np.ones((rows.size, 128), np.float32), lr=0.1)
             acknowledged.update(rows.tolist())
 
-        with pytest.raises(OutOfSpace, match="space"):
+        def fill():
             for _ in range(60):
                 update(rng.integers(0, 80_000, 2000))
+
+        with pytest.raises(OutOfSpace, match="space"):
+            fill()
         assert daemon.process.poll() is None
         rows = np.array(sorted(acknowledged))
         assert (table.gather(rows, fields=["exp_avg"]) > 0).all()

@@ -1,5 +1,7 @@
 """R75: a cold row costs the blocks that hold it, not a read-ahead window of 128 KiB."""
 
+from pathlib import Path
+
 import numpy as np
 
 from momentd_server.storage import files
@@ -13,8 +15,8 @@ from tests.support.local_engine import (
 
 
 def _read_bytes() -> int:
-    with open("/proc/self/io") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith("read_bytes"))
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes"))
 
 
 def test_random_cold_rows_read_little_more_than_their_blocks(tmp_path):

@@ -13,7 +13,7 @@ def test_serve_in_a_directory_of_root_says_what_to_do(tmp_path):
     data = tmp_path / "data"
     data.mkdir(mode=0o755)
     for part in [tmp_path, *tmp_path.parents]:
-        if part.stat().st_uid == 0 and part != part.parent and str(part) != "/tmp":  # noqa: S108
+        if part.stat().st_uid == 0 and part != part.parent and str(part) != "/tmp":
             part.chmod(0o755)
     (tmp_path / "run").mkdir()
     os.chown(tmp_path / "run", 12345, 12345)

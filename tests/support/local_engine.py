@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+
 from momentd_server.config import MIB, ServeConfig
 from momentd_server.engine.api import TableBatch, TableView
 from momentd_server.engine.engine import LocalEngine
@@ -73,7 +74,8 @@ class AdamModel:
         total = np.zeros((unique.size, self.width), np.float32)
         # In the order in which they stand, as the contract says.
         for position, target in enumerate(inverse):
-            total[target] = total[target] + grads[position] if total[target].any() else grads[position]
+            first = not total[target].any()
+            total[target] = grads[position] if first else total[target] + grads[position]
         m, v = self.exp_avg[unique], self.exp_avg_sq[unique]
         self.exp_avg[unique] = m + (total - m) * np.float32(1 - beta1)
         self.exp_avg_sq[unique] = v + (total * total - v) * np.float32(1 - beta2)

@@ -137,11 +137,6 @@ def _duration(name: str) -> str:
     default=None,
     help="Accept a data directory on a network file system, at your own risk.",
 )
-@click.option(
-    "--direct-io/--no-direct-io",
-    default=None,
-    help="Go around the page cache, so that memory use is what --cache says; default: on.",
-)
 @click.option("--auto", "auto_started", is_flag=True, default=None, hidden=True)
 @click.option("--idle-exit", "idle_exit_s", type=DURATION, metavar="DURATION", hidden=True)
 @json_option

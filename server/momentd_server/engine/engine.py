@@ -128,9 +128,7 @@ class LocalEngine:
     # ------------------------------------------------------------------------------ life
 
     @classmethod
-    def start(
-        cls, config: ServeConfig, warm_up: Callable[[], None] = jit.warm_up
-    ) -> LocalEngine:
+    def start(cls, config: ServeConfig, warm_up: Callable[[], None] = jit.warm_up) -> LocalEngine:
         """Open the data directory and bring back what the last stop left.
 
         `warm_up` loads the kernels, after everything that can be refused at once was looked at: on
@@ -353,17 +351,13 @@ class LocalEngine:
         out_rows[:distinct] = plan.unique
         return _Planned(batch, table, rule, checked, Touch(table, plan.unique), out_rows)
 
-    def _apply(
-        self, planned: Sequence[_Planned], progress: Progress | None
-    ) -> list[TableOutcome]:
+    def _apply(self, planned: Sequence[_Planned], progress: Progress | None) -> list[TableOutcome]:
         """The job of an update. Raises only before the first row changes."""
         for item in planned:
             _check_number(item.table, item.batch.expected_update_number)
         return [self._apply_one(i, item, progress) for i, item in enumerate(planned)]
 
-    def _apply_one(
-        self, position: int, item: _Planned, progress: Progress | None
-    ) -> TableOutcome:
+    def _apply_one(self, position: int, item: _Planned, progress: Progress | None) -> TableOutcome:
         table, batch, touch = item.table, item.batch, item.touch
         number = table.update_number + 1
         step = batch.step if batch.step is not None else table.step + 1
@@ -451,9 +445,7 @@ class LocalEngine:
             part = slice(start, start + at_once)
             which = cold[part]
             places = np.arange(which.size, dtype=np.int64) * record_bytes
-            self._toucher.read_slots(
-                table, rows[which], slots[part], checks[part], records, places
-            )
+            self._toucher.read_slots(table, rows[which], slots[part], checks[part], records, places)
             for at, out in zip(offsets, outs, strict=True):
                 frames.copy_fetched_field(which, records, record_bytes, at, out)
 
@@ -631,5 +623,3 @@ def _field_bytes(schema: Schema, position: int, values: np.ndarray, rows: int) -
             f"{values.dtype} of shape {values.shape}"
         )
     return np.ascontiguousarray(values).view(np.uint8).reshape(rows, field.nbytes)
-
-

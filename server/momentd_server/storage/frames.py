@@ -468,9 +468,7 @@ def _warm_up() -> None:
         slabs, hand, 2, 8, True, space, words, geo, buffer, rows, zeros, zeros, out,
     )  # fmt: skip
     withdraw_copies(out, zeros, words, geo)
-    publish_spill(
-        out, rows, zeros, zeros, zeros, np.zeros(2, np.uint32), check, words, geo, zeros
-    )
+    publish_spill(out, rows, zeros, zeros, zeros, np.zeros(2, np.uint32), check, words, geo, zeros)
     locate(rows, location, geo, offset)
     copy_field(0, 0, 2, offset, space, 0, initial, field)
     copy_fetched_field(rows, buffer, 16, 0, field)

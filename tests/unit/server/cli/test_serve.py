@@ -27,7 +27,7 @@ def test_options_are_read_with_their_units(configure, tmp_path):
     made = configure(
         "--data-dir", str(tmp_path), "--cache", "512MiB", "--address", f"unix:{tmp_path}/s.sock",
         "--arena", "1GiB", "--stop-timeout", "2m", "--allow-uid", "7", "--allow-uid", "8",
-        "--threads", "2", "--no-direct-io",
+        "--threads", "2",
     )  # fmt: skip
     assert made.data_dir == tmp_path
     assert made.cache_bytes == 512 << 20
@@ -36,7 +36,6 @@ def test_options_are_read_with_their_units(configure, tmp_path):
     assert made.stop_timeout_s == 120
     assert made.allow_uids == {7, 8}
     assert made.threads == 2
-    assert not made.direct_io
 
 
 def test_without_options_the_defaults_hold(configure, tmp_path):
@@ -44,7 +43,6 @@ def test_without_options_the_defaults_hold(configure, tmp_path):
     assert str(made.address) == f"unix:{tmp_path}/momentd/momentd.sock"
     assert 256 << 20 <= made.cache_bytes <= 16 << 30
     assert made.data_dir.name == "momentd"
-    assert made.direct_io
     assert not made.auto_started
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from momentd_wire.errors import CorruptRecord, OutOfSpace, TableNotFound
 
+from momentd_wire.errors import CorruptRecord, OutOfSpace, TableNotFound
 from tests.support.local_engine import (
     AdamModel,
     adam_schema,
@@ -43,9 +43,13 @@ def test_a_full_disk_fails_the_call_and_nothing_else(small_disk):
     model = AdamModel(60_000, 128)
     filled = small_disk / "ballast"
     filled.write_bytes(bytes(8 << 20))
-    with pytest.raises(OutOfSpace):
+
+    def fill():
         for seed in range(100):
             _train(engine, table, model, seed)
+
+    with pytest.raises(OutOfSpace):
+        fill()
     # The model was not updated by the failed call: the state is what was acknowledged.
     _assert_equal(engine, table, model)
     hot = np.unique(engine.update([batch(table, [0], np.zeros((1, 128), np.float32))])[0].out_rows)
@@ -73,7 +77,7 @@ def test_a_flipped_bit_on_disk_is_an_error_for_the_rows_concerned_only(engine, s
         file.seek(4096 + 700)
         file.write(bytes([byte[0] ^ 4]))
     bad = []
-    for row in range(0, 20_000):
+    for row in range(20_000):
         try:
             engine.gather(
                 id=table.id, generation=table.generation, rows=np.array([row]), range=None,

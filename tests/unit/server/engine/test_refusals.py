@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from momentd_server.rules import SparseAdamHyper
 from momentd_server.schema import FieldSpec, Schema
 from momentd_wire.errors import (
@@ -17,7 +18,6 @@ from momentd_wire.errors import (
     TableNotFound,
     UnsupportedFeature,
 )
-
 from tests.support.local_engine import (
     adam_schema,
     batch,
@@ -79,7 +79,12 @@ def test_another_generation_is_refused(engine, table):
 
 
 def test_nan_hyper_parameters_are_refused():
-    for bad in ({"lr": float("nan")}, {"lr": -1.0}, {"lr": 1.0, "beta1": 1.0}, {"lr": 1, "eps": -1}):
+    for bad in (
+        {"lr": float("nan")},
+        {"lr": -1.0},
+        {"lr": 1.0, "beta1": 1.0},
+        {"lr": 1, "eps": -1},
+    ):
         with pytest.raises(InvalidArgument):
             SparseAdamHyper(**bad)
 

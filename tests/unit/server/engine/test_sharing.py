@@ -6,8 +6,8 @@ import threading
 
 import numpy as np
 import pytest
-from momentd_server.storage.space import SLAB_BYTES
 
+from momentd_server.storage.space import SLAB_BYTES
 from tests.support.local_engine import (
     AdamModel,
     adam_schema,
