@@ -34,7 +34,7 @@ from .evaluation import HeldOut, Metrics, baseline, evaluate, hold_out
 from .model import make_embedding
 from .options import GOAL_PASSES, Options, parse
 from .sampling import Sampler
-from .training import PassResult, Timing, time_torch, train_pass
+from .training import PassResult, Timing, time_in_turns, train_pass
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -184,10 +184,12 @@ def _measure(
     for result in passes:
         training.extend(result.timing)
     trainer_rss_bytes = report.resident_bytes()
-    in_memory = None
+    in_turns = None
     if stats is not None and options.compare_steps and _room_for(2 * embedding.weight.nbytes):
         with console.status("Timing torch.optim.SparseAdam with its moments in memory"):
-            in_memory = time_torch(embedding, sampler, options.compare_steps, options.lr)
+            in_turns = time_in_turns(
+                embedding, optimizer, sampler, steps=options.compare_steps, lr=options.lr
+            )
     return report.Outcome(
         weight=embedding.weight,
         optimizer_gpu_bytes=report.gpu_state_bytes(optimizer),
@@ -195,7 +197,7 @@ def _measure(
         training=training,
         training_s=sum(result.seconds for result in passes),
         last_pass=passes[-1].timing,
-        in_memory=in_memory,
+        in_turns=in_turns,
         trainer_rss_bytes=trainer_rss_bytes,
     )
 

@@ -110,18 +110,26 @@ def timed_step(
     return float(loss.detach())
 
 
-def time_torch(embedding: nn.Embedding, sampler: Sampler, steps: int, lr: float) -> Timing:
-    """The same steps by `torch.optim.SparseAdam` with its moments in memory, all pages touched.
+def time_in_turns(
+    embedding: nn.Embedding,
+    ours: torch.optim.Optimizer,
+    sampler: Sampler,
+    *,
+    steps: int,
+    lr: float,
+) -> tuple[Timing, Timing]:
+    """Steps of `ours` and of `torch.optim.SparseAdam` with its moments in memory, one by one.
 
-    Changes the embedding: call it when everything else is measured.
+    Both see the same load of the machine. Changes the embedding: call it when all is judged.
     """
-    optimizer = torch.optim.SparseAdam(embedding.parameters(), lr=lr)
-    timing = Timing()
+    theirs = torch.optim.SparseAdam(embedding.parameters(), lr=lr)
+    timings = Timing(), Timing()
     batches = sampler.shuffled_pass()
-    timed_step(embedding, optimizer, batches, Timing())
+    timed_step(embedding, theirs, batches, Timing())
     for moment in ("exp_avg", "exp_avg_sq"):
         # torch takes them from calloc: without this each row's first step would pay page faults.
-        optimizer.state[embedding.weight][moment].mul_(1.0)
-    for _ in range(min(steps, sampler.batches_per_pass - 1)):
-        timed_step(embedding, optimizer, batches, timing)
-    return timing
+        theirs.state[embedding.weight][moment].mul_(1.0)
+    for _ in range(min(steps, (sampler.batches_per_pass - 1) // 2)):
+        for optimizer, timing in zip((ours, theirs), timings, strict=True):
+            timed_step(embedding, optimizer, batches, timing)
+    return timings
