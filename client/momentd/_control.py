@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from momentd._transport import Block, Call
 from momentd_wire.errors import DaemonUnavailable, InternalError, MomentdError, StateRolledBack
@@ -11,6 +12,9 @@ from momentd_wire.v1 import momentd_pb2 as pb
 
 if TYPE_CHECKING:
     from momentd._session import Session
+
+
+_Wrapped = TypeVar("_Wrapped")
 
 
 class _Place(NamedTuple):
@@ -34,8 +38,16 @@ class Control:
         # Held while a call of this stream is in work. Re-entrant, see Arena._lock.
         self._lock = threading.RLock()
 
-    def run(self, session: Session, request: pb.Request | NumberedCall) -> pb.Reply:
-        """Do a call. Raises the daemon's error; after DaemonUnavailable it may still be done."""
+    def run(
+        self,
+        session: Session,
+        request: pb.Request | NumberedCall,
+        wrap: Callable[[pb.Reply], _Wrapped],
+    ) -> _Wrapped:
+        """Do a call; returns `wrap(reply)`.
+
+        Raises the daemon's error. After DaemonUnavailable the call may still be done.
+        """
         call = Call(request) if isinstance(request, pb.Request) else request
         with self._lock:
             session.connected()
@@ -43,21 +55,27 @@ class Control:
             place = self._current(session)
             self._number(call, place.acknowledged + 1)
             self._place = place._replace(pending=call)
-            return self._complete(session, call)
+            result = wrap(self._complete(session, call))
+            # Only now: what is broken off before has nobody who knows the result.
+            self._acknowledge()
+            return result
+
+    def _acknowledge(self) -> None:
+        place = self._place
+        self._place = _Place(place.incarnation, place.acknowledged + 1)
 
     def _complete(self, session: Session, call: Call) -> pb.Reply:
-        """Bring the pending call to its end and acknowledge it."""
+        """Bring the pending call to its end. A refusal is acknowledged."""
         place = self._place
         try:
             return session.finish(call, "a reply", place.incarnation)
-        except StateRolledBack:
-            if not call.settled:
+        except MomentdError as error:
+            if call.settled:
+                self._acknowledge()
+            elif isinstance(error, StateRolledBack):
                 # The session is gone, and its numbers with it.
                 self._place = place._replace(pending=None)
             raise
-        finally:
-            if call.settled:
-                self._place = _Place(place.incarnation, place.acknowledged + 1)
 
     def _settle(self, session: Session) -> None:
         """Complete what an earlier call left behind."""
@@ -71,8 +89,10 @@ class Control:
         except MomentdError:
             return  # its caller is gone
         made = reply.open_table.table if reply.HasField("open_table") else reply.clone_table.table
+        self._acknowledge()
         if made.table.id and not made.name:
-            self.run(session, pb.Request(drop_table=pb.DropTableRequest(ids=[made.table.id])))
+            drop = pb.Request(drop_table=pb.DropTableRequest(ids=[made.table.id]))
+            self.run(session, drop, lambda _: None)
 
     def _current(self, session: Session) -> _Place:
         place = self._place

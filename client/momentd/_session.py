@@ -112,15 +112,21 @@ class Session:
         Raises SchemaMismatch, TableInUse, TableNotFound, OutOfMemory.
         """
         request = pb.OpenTableRequest(name=name, label=label, schema=schema, mode=mode)
-        reply = self.change(pb.Request(open_table=request))
-        return self._table(reply.open_table.table)
+        return self._control.run(
+            self,
+            pb.Request(open_table=request),
+            lambda reply: self._table(reply.open_table.table),
+        )
 
     def clone_table(self, table: Table, *, name: str | None = None, label: str = "") -> Table:
         """A copy-on-write copy of a table, as of now."""
         source = pb.TableRef(id=table.id, generation=table.generation)
         request = pb.CloneTableRequest(source=source, name=name, label=label)
-        reply = self.change(pb.Request(clone_table=request))
-        return self._table(reply.clone_table.table)
+        return self._control.run(
+            self,
+            pb.Request(clone_table=request),
+            lambda reply: self._table(reply.clone_table.table),
+        )
 
     def get_table(self, *, id: int | None = None, name: str | None = None) -> Table:  # noqa: A002
         """A handle of an existing table. Raises TableNotFound."""
@@ -192,7 +198,7 @@ class Session:
 
     def change(self, request: pb.Request | NumberedCall) -> pb.Reply:
         """A call that changes something, done exactly once. Raises the daemon's error."""
-        return self._control.run(self, request)
+        return self._control.run(self, request, lambda reply: reply)
 
     def finish(self, call: Call, what: str, incarnation: int | None = None) -> pb.Reply:
         """Bring a call to its end. Raises the daemon's error."""

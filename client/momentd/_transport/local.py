@@ -32,6 +32,7 @@ _RECEIVE_BYTES: Final = (64 * 1024,)
 _RECEIVE_ANCILLARY: Final = (socket.CMSG_SPACE(4 * 4),)
 # MSG_CMSG_CLOEXEC: a descriptor must not leak into a program that the trainer starts meanwhile.
 _RECEIVE_FLAGS: Final = (getattr(socket, "MSG_CMSG_CLOEXEC", 0),)
+_SEND_FLAGS: Final = (socket.MSG_NOSIGNAL,)
 _UINT8: Final = np.dtype(np.uint8)
 _GROW_TIMEOUT_S: Final = 60.0
 # What recvmsg returns: data, ancillary data, flags, address.
@@ -89,8 +90,14 @@ class LocalTransport:
         packet = request.SerializeToString()
         if len(packet) > self._packet_bytes:
             packet = self._oversize(number, packet)
-        self._calls[number] = call
-        self._send(packet)
+        sent: list[int] = []
+        try:
+            self._calls[number] = call
+            self._send(packet, sent)
+        finally:
+            if not sent:
+                # No reply will come that would let go of its memory.
+                self._calls.pop(number, None)
         call.on = self
 
     def _oversize(self, number: int, packet: bytes) -> bytes:
@@ -102,11 +109,13 @@ class LocalTransport:
         self._calls[-number] = _Holder(block)
         return request.SerializeToString()
 
-    def _send(self, packet: bytes) -> None:
+    def _send(self, packet: bytes, sent: list[int]) -> None:
+        """Send one packet; `sent` is not empty if and only if it is on its way."""
         deadline_s = time.monotonic() + _GROW_TIMEOUT_S
         while True:
             try:
-                self._socket.send(packet, socket.MSG_NOSIGNAL)
+                # One C call: nothing can come between sending and noting it.
+                sent.extend(map(self._socket.send, (packet,), _SEND_FLAGS))
             except BlockingIOError:
                 # The daemon does not read; its socket buffer is full of other threads' requests.
                 if time.monotonic() > deadline_s:

@@ -63,9 +63,12 @@ def test_an_update_broken_off_at_any_line_is_applied_exactly_once(daemon, addres
         pytest.skip("a local session ends with its connection")
     session = Session(address, "test")
     table = session.open_table(rules.SparseAdam().schema(10, 4), name="shared")
-    trainer, line = Trainer(session, table), 0
+    trainer, line, updates = Trainer(session, table), 0, 0
+    # Making a connection takes a while over gRPC: every third line, beginning with another one.
+    stride = 3 if address == daemon.grpc and connection != "open" else 1
     while True:
-        line += 1
+        line += stride
+        updates += 1
         if connection == "new":
             # Nothing is open yet: the step connects.
             trainer = Trainer(Session(address, "test"), table)
@@ -74,7 +77,7 @@ def test_an_update_broken_off_at_any_line_is_applied_exactly_once(daemon, addres
         hit = interrupted_at(line, trainer.step)
         if hit is not None:
             trainer.complete()
-        assert trainer.applied[0] == line, hit and hit.raised_in
+        assert trainer.applied[0] == updates, hit and hit.raised_in
         np.testing.assert_array_equal(trainer.applied[1], ROWS)
         assert (trainer.applied[2] < 0).all(), hit and hit.raised_in
         assert trainer.stream.pending is None
@@ -84,7 +87,7 @@ def test_an_update_broken_off_at_any_line_is_applied_exactly_once(daemon, addres
             break
     assert line > 100
     moments = table.gather([2, 5, 7, 3], "exp_avg")
-    np.testing.assert_allclose(moments[:3], first_moment(line), rtol=1e-5)
+    np.testing.assert_allclose(moments[:3], first_moment(updates), rtol=1e-5)
     assert not moments[3].any()
     session.close()
 
@@ -119,8 +122,8 @@ def test_a_table_made_for_a_call_that_was_broken_off_is_dropped(session, daemon)
             break
         kept = session.open_table(schema)
         assert session.drop_tables([kept.id]) == 1
-    # Those whose reply had been delivered when the exception came belong to the session.
-    assert len(daemon.engine.list_tables()) < 40
+    # Some were made, and their caller broken off on the way back from the call.
+    assert len(daemon.engine.list_tables()) < 10
 
 
 def test_updates_through_a_table_survive_interrupts(session):
