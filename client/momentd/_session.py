@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import os
 import threading
@@ -278,7 +279,7 @@ class Session:
     def _disconnect(self, transport: Transport | None) -> None:
         if transport is not None and self._transport is transport:
             self._transport = None
-            transport.close()
+            transport.close(resume=True)
 
     def _connect_locked(self, patience: Patience) -> None:
         """One attempt. Leaves `_transport` set, or pauses."""
@@ -377,4 +378,11 @@ def _forked() -> None:
         session._forked()
 
 
+def _end_all() -> None:
+    """A daemon on another machine would keep a session for minutes after its process."""
+    for session in list(_sessions):
+        session.close()
+
+
 os.register_at_fork(after_in_child=_forked)
+atexit.register(_end_all)

@@ -77,7 +77,9 @@ class Patience:
         """Sleep a little before the next attempt; twice as long each time, up to a second."""
         self._trouble = str(trouble)
         self.tick()
-        time.sleep(min(self._pause_s, self.remaining_s))
+        # Awake when the notice is due.
+        until_notice_s = self._quiet_until_s - time.monotonic()
+        time.sleep(min(self._pause_s, self.remaining_s, max(1e-3, until_notice_s)))
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
 
     def _notice(self, now_s: float) -> None:

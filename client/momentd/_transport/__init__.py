@@ -151,8 +151,8 @@ class Transport(Protocol):
         """Tell a new hook of the arenas that were announced before it came (local plane)."""
         ...
 
-    def close(self) -> None:
-        """End the connection. Idempotent."""
+    def close(self, *, resume: bool = False) -> None:
+        """End the connection, and the session unless it is to be resumed. Idempotent."""
         ...
 
     def abandon(self) -> None:

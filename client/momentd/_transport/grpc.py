@@ -186,13 +186,11 @@ class GrpcTransport:
 
     # ------------------------------------------------------------------------------------ ending
 
-    def close(self) -> None:
+    def close(self, *, resume: bool = False) -> None:
         """See `Transport.close`. Tells the daemon, which would wait for a while otherwise."""
-        if self.lost:
-            end, self._greeted = False, False
-        else:
-            end, self.lost, self._greeted = self._greeted, True, False
-        ending = threading.Thread(target=self._end, args=(end,), name="momentd-end", daemon=True)
+        say_so = self._greeted and not resume
+        self.lost, self._greeted = True, False
+        ending = threading.Thread(target=self._end, args=(say_so,), name="momentd-end", daemon=True)
         try:
             ending.start()
         except RuntimeError:
@@ -307,11 +305,11 @@ def _receive(rpc: Any, call: Call, kind: str) -> pb.Reply:
     sinks = [
         sink.reshape(-1).view(np.uint8)[: bulk.streamed]
         for index, field, bulk in _reply_bulks(reply)
-        if bulk.HasField("streamed") and (sink := call.sink(index, field)) is not None
+        if bulk.streamed and (sink := call.sink(index, field)) is not None
     ]
     for data in (memoryview(part.piece.data) for part in parts):
         _scatter(data, sinks)
-    if sinks and (len(sinks) > 1 or sinks[0].size):
+    if sinks:
         raise ConnectionLost("the daemon's reply ended before its last byte")
     return reply
 

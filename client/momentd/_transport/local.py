@@ -336,8 +336,9 @@ class LocalTransport:
 
     # ------------------------------------------------------------------------------------ ending
 
-    def close(self) -> None:
-        """See `Transport.close`."""
+    def close(self, *, resume: bool = False) -> None:
+        """See `Transport.close`. The daemon decides: a local session outlives only a restart."""
+        del resume
         self.lost = True
         self._calls = {}
         self._arenas = ()

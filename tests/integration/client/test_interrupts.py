@@ -181,7 +181,7 @@ def test_a_second_thread_is_served_while_the_first_is_interrupted(session):
         try:
             while not stop.is_set():
                 assert table.gather(range(1000), "exp_avg").shape == (1000, 4)
-        except BaseException as error:  # noqa: BLE001
+        except BaseException as error:
             failures.append(error)
 
     thread = threading.Thread(target=other, name="other")
