@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import momentd
 
-_CLIENT = os.path.dirname(momentd.__file__) + os.sep
+_CLIENT = str(Path(momentd.__file__).parent) + os.sep
 
 
 class LineCounter:

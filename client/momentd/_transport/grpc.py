@@ -166,7 +166,7 @@ class GrpcTransport:
         return _receive(reply, call, kind) if kind in _REPLY_STREAMED else pb.Reply(**{kind: reply})
 
     def _failure(self, error: grpc.RpcError, patience: Patience) -> pb.Reply:
-        """What a failed call means. Raises ConnectionLost, or DaemonUnavailable."""
+        """What a failed call means. Raises ConnectionLost."""
         code = error.code()
         detail = _wire_error(error)
         if detail is not None:
@@ -174,12 +174,6 @@ class GrpcTransport:
         if code in {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}:
             self.lost = True
             raise ConnectionLost(error.details() or str(code)) from error
-        if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-            raise errors.DaemonUnavailable(
-                f"gave up after {patience.timeout_s:g} s of waiting for {patience.what} at "
-                f"{patience.where}: no answer. It may still be done, and is completed by the "
-                "next call"
-            ) from error
         reason = _REASONS.get(code, pb.REASON_INTERNAL)
         text = f"{patience.where} refused {patience.what} ({code.name}): {error.details()}"
         return pb.Reply(error=pb.Error(reason=reason, message=text))
@@ -253,6 +247,8 @@ def _attach(
 
 # What a status says that carries no error of ours: it comes from grpc itself or from a proxy.
 _REASONS: Final = {
+    # Whether it was done is open; the same number may be sent again while patience lasts.
+    grpc.StatusCode.DEADLINE_EXCEEDED: pb.REASON_UNAVAILABLE,
     grpc.StatusCode.INVALID_ARGUMENT: pb.REASON_INVALID_ARGUMENT,
     grpc.StatusCode.NOT_FOUND: pb.REASON_SESSION_NOT_FOUND,
     grpc.StatusCode.PERMISSION_DENIED: pb.REASON_PERMISSION_DENIED,

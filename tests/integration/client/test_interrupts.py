@@ -1,4 +1,4 @@
-"""Ctrl-C at every line: no update is lost or doubled, nothing hangs, nothing is handed out twice."""
+"""Ctrl-C at every line: no update is lost or doubled, and nothing hangs."""
 
 import random
 import signal

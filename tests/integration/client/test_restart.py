@@ -100,7 +100,6 @@ def test_an_update_whose_answer_was_lost_is_answered_from_the_stored_outcome(
 
 def resend(stream, table):
     update = begin(stream, table)
-    update._call.specs[0].table.width  # the handle is still good
     update.send()
     return update
 
@@ -200,7 +199,7 @@ def test_a_slow_answer_is_waited_for_no_longer_than_told(daemon, session, table,
 def test_nobody_at_the_address_is_told_with_the_address(tmp_path, monkeypatch):
     monkeypatch.setenv("MOMENTD_TIMEOUT", "0.3")
     for address in (f"unix:{tmp_path}/none.sock", f"grpc+unix:{tmp_path}/none.sock", "127.0.0.1:1"):
-        with pytest.raises(DaemonUnavailable, match="none.sock|127.0.0.1:1"):
+        with pytest.raises(DaemonUnavailable, match=r"none\.sock|127\.0\.0\.1:1"):
             Session(address).open_table(rules.SparseAdam().schema(10, 4))
 
 

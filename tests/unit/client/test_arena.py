@@ -1,5 +1,6 @@
 """Blocks of an arena: aligned, disjoint while they live, free as soon as nobody refers to them."""
 
+import itertools
 import os
 
 import numpy as np
@@ -32,7 +33,7 @@ def test_living_blocks_are_aligned_and_do_not_overlap(arena):
     for block in blocks:
         assert block.offset % 64 == 0
     ends = sorted((block.offset, block.offset + block.nbytes) for block in blocks)
-    assert all(end <= start for (_, end), (start, _) in zip(ends, ends[1:], strict=False))
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(ends))
 
 
 def test_a_dropped_block_is_given_out_again(arena):

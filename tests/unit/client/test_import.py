@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 import momentd
 
 PROBE = """
@@ -46,9 +48,5 @@ def test_every_public_name_resolves():
 
 
 def test_an_unknown_name_is_an_attribute_error():
-    try:
+    with pytest.raises(AttributeError, match="nothing"):
         momentd.nothing  # noqa: B018
-    except AttributeError as error:
-        assert "nothing" in str(error)
-    else:
-        raise AssertionError("no AttributeError")

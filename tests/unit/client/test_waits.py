@@ -10,11 +10,11 @@ def clock(monkeypatch):
     """A clock that sleeping moves."""
 
     class Clock:
-        now_s = 100.0
-        slept: list[float] = []
+        def __init__(self):
+            self.now_s = 100.0
+            self.slept = []
 
     clock = Clock()
-    clock.slept = []
 
     def sleep(seconds):
         clock.slept.append(seconds)
@@ -64,9 +64,13 @@ def test_every_slow_step_of_a_minute_is_told_once(clock, capsys):
 
 def test_the_end_of_patience_names_time_place_cause_and_remedy(clock):
     waiting = patience(5)
-    with pytest.raises(DaemonUnavailable) as caught:
+
+    def wait():
         while True:
             waiting.pause("nobody listens")
+
+    with pytest.raises(DaemonUnavailable) as caught:
+        wait()
     text = str(caught.value)
     for part in ("5 s", "unix:/run/m.sock", "nobody listens", "momentd status", "MOMENTD_TIMEOUT"):
         assert part in text
