@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .harness import Result, Row, Settings, daemon, milliseconds, open_optimizer, settle, stats
 from .machine import written_bytes
-from .workload import Gradients, Shape, fill_state, make_parameter, timed_steps
+from .workload import FILL_ROWS, Gradients, Shape, fill_state, make_parameter, timed_steps
 
 CACHE_BYTES = 410_000_000
 STEPS = 60
@@ -14,7 +14,9 @@ RECORD_FIELDS = 2
 
 def run(settings: Settings) -> Result:
     """4 M x 128: 4.1 GB of state; needs momentd on our side."""
-    shape = Shape(settings.rows(4_000_000), 128, 10_000, 10_000)
+    # A batch is bounded by the cache, so a trial run has smaller ones as well.
+    batch = settings.rows(10_000)
+    shape = Shape(settings.rows(4_000_000), 128, batch, batch)
     parameter = make_parameter(shape)
     with (
         daemon(settings, CACHE_BYTES // settings.scale) as own,
@@ -23,7 +25,7 @@ def run(settings: Settings) -> Result:
         if own is None:
             raise ValueError("this benchmark measures the daemon: it cannot run with side=torch")
         settings.console.print("filling ...")
-        fill_state(parameter, optimizer)
+        fill_state(parameter, optimizer, settings.rows(FILL_ROWS))
         settle(own)
         gradients = Gradients(shape)
         timed_steps(parameter, optimizer, gradients, WARM_UP_STEPS)
