@@ -151,14 +151,10 @@ class Cache:
         )
         table.free_top += reserved.size
 
-    def release_all(self, table: Table) -> None:
-        """A dropped table's slabs go back to the stock."""
-        for slab in table.slabs.tolist():
-            self._space.clear_slab_meta(slab, table.geometry)
+    def release(self, slabs: Iterable[int]) -> None:
+        """Slabs of a dropped table go back to the stock. Not in the lane."""
+        for slab in slabs:
             self._stock.give(slab)
-        table.slabs = np.empty(0, np.int64)
-        table.free_top = 0
-        table.dirty = 0
 
     def short_of_clean(self, table: Table) -> int:
         """Frames to clean so that the next requests of this table find two batches in stock."""

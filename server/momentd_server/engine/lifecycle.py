@@ -234,9 +234,11 @@ class Tables:
 
     def _unmake(self, table: Table) -> None:
         with self._lane:
-            self._cache.release_all(table)
+            slabs = table.give_up_slabs()
             table.block["id"] = 0
-            self._space.free_rows(table.location_at, table.rows)
+        # Giving memory back takes the kernel a while; nobody can see it any more.
+        self._cache.release(slabs)
+        self._space.free_rows(table.location_at, table.rows)
 
     # ------------------------------------------------------------------------------ clone
 

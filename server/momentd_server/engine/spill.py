@@ -56,16 +56,17 @@ class Spiller:
         `slab`: only records of this slab. Raises OutOfSpace and StorageFailed with nothing changed.
         """
         with table.spilling:
-            slabs = table.slabs if slab is None else np.array([slab], np.int64)
-            hand = table.clean_hand if slab is None else np.zeros(1, np.int64)
             batch = _Batch(table, self._take_buffer())
             try:
-                self._copy(table, slabs, hand, any_ref or slab is not None, batch)
+                if slab is None:
+                    self._copy(table, batch, any_ref=any_ref)
+                else:
+                    self._copy_slab(table, batch, slab)
                 if not batch.count:
                     return 0
                 try:
                     self._write(table, batch)
-                except MomentdError:
+                except BaseException:
                     with self._lane:
                         batch.withdraw(self._words)
                     raise
@@ -78,29 +79,49 @@ class Spiller:
         written = 0
         while table.dirty:
             cleaned = self.spill(table, any_ref=True)
+            if not cleaned and table.dirty:
+                raise RuntimeError(f"{table.dirty} dirty records of table {table.id} are not found")
             written += cleaned * table.geometry.record_bytes
         return written
 
     def _take_buffer(self) -> np.ndarray:
         return self._buffers.pop() if self._buffers else aligned_buffer(BATCH_BYTES)
 
-    def _copy(self, table: Table, slabs: Rows, hand: Rows, any_ref: bool, batch: _Batch) -> None:
+    def _copy(self, table: Table, batch: _Batch, *, any_ref: bool) -> None:
+        slabs = table.slabs
         total = slabs.size * table.geometry.frames
-        job = max(1, _JOB_BYTES // table.geometry.record_bytes)
-        scanned = 0
         # The first turn takes reference bits away, so within two turns everything is found.
-        turns = 1 if any_ref else 2
-        while scanned < turns * total and batch.count < batch.capacity:
+        to_scan = total if any_ref else 2 * total
+        job = max(1, _JOB_BYTES // table.geometry.record_bytes)
+        while to_scan > 0 and batch.count < batch.capacity:
+            wanted = min(job, batch.capacity - batch.count)
             with self._lane:
-                if table.slabs.size * table.geometry.frames < total:
-                    return  # slabs went to another table meanwhile; what was copied is enough
-                copied, looked_at = frames.copy_dirty(
-                    slabs, hand, min(job, batch.capacity - batch.count),
-                    min(_JOB_FRAMES, turns * total - scanned), any_ref,
-                    self._space.bytes, self._words, table.geo, *batch.rest(),
-                )  # fmt: skip
-            batch.count += copied
-            scanned += looked_at
+                if table.slabs is not slabs:
+                    return  # slabs came or went meanwhile: what was copied is enough
+                most = min(_JOB_FRAMES, to_scan)
+                to_scan -= self._copy_some(
+                    table, batch, slabs, table.clean_hand, wanted, most, any_ref
+                )
+
+    def _copy_slab(self, table: Table, batch: _Batch, slab: int) -> None:
+        """The whole slab in one job: afterwards it may have gone to another table."""
+        only, hand = np.array([slab], np.int64), np.zeros(1, np.int64)
+        everything = table.geometry.frames
+        with self._lane:
+            if slab in table.slabs:
+                self._copy_some(table, batch, only, hand, everything, everything, any_ref=True)
+
+    def _copy_some(
+        self, table: Table, batch: _Batch, slabs: Rows, hand: Rows, wanted: int, most: int,
+        any_ref: bool,
+    ) -> int:  # fmt: skip
+        """In the lane: copies up to `wanted` records; returns how many of `most` frames it saw."""
+        copied, scanned = frames.copy_dirty(
+            slabs, hand, wanted, most, any_ref, self._space.bytes, self._words, table.geo,
+            *batch.rest(),
+        )  # fmt: skip
+        batch.count += copied
+        return scanned
 
     def _write(self, table: Table, batch: _Batch) -> None:
         count, record_bytes = batch.count, table.geometry.record_bytes

@@ -120,6 +120,14 @@ class Table:
         self.evict_hand[0] = 0
         self.clean_hand[0] = 0
 
+    def give_up_slabs(self) -> list[int]:
+        """All slabs, of a table that is dropped."""
+        slabs = self.slabs.tolist()
+        self.slabs = np.empty(0, np.int64)
+        self.free_top = 0
+        self.dirty = 0
+        return slabs
+
     # ------------------------------------------------------------------------------ segments
 
     def account(self, slots: Rows, amount: int) -> None:

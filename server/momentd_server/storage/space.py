@@ -17,6 +17,7 @@ import ctypes
 import errno
 import mmap
 import os
+import threading
 from dataclasses import dataclass
 from typing import Final
 
@@ -132,7 +133,7 @@ class Geometry:
 
 
 class Space:
-    """Maps the memfd and hands out typed views. Not thread-safe: the lane's jobs use it.
+    """Maps the memfd and hands out typed views. What is reachable belongs to the lane's jobs.
 
     `bytes`  uint8 view of everything; `words` the same as uint64. Offsets are into these.
     """
@@ -302,16 +303,18 @@ class Space:
 
 
 class _Extents:
-    """First-fit allocator of [start, start + size), in 2 MiB granules."""
+    """First-fit allocator of [start, start + size), in 2 MiB granules. Thread-safe."""
 
     def __init__(self, start: int, size: int) -> None:
+        self._lock = threading.Lock()  # guards the list
         self._free: list[tuple[int, int]] = [(start, size)] if size else []
 
     def take(self, nbytes: int) -> int | None:
-        for index, (at, size) in enumerate(self._free):
-            if size >= nbytes:
-                self._free[index] = (at + nbytes, size - nbytes)
-                return at
+        with self._lock:
+            for index, (at, size) in enumerate(self._free):
+                if size >= nbytes:
+                    self._free[index] = (at + nbytes, size - nbytes)
+                    return at
         return None
 
     def take_at(self, at: int, nbytes: int) -> None:
@@ -326,12 +329,13 @@ class _Extents:
 
     def give(self, at: int, nbytes: int) -> None:
         merged: list[tuple[int, int]] = []
-        for start, size in sorted([*self._free, (at, nbytes)]):
-            if merged and merged[-1][0] + merged[-1][1] == start:
-                merged[-1] = (merged[-1][0], merged[-1][1] + size)
-            elif size:
-                merged.append((start, size))
-        self._free = merged
+        with self._lock:
+            for start, size in sorted([*self._free, (at, nbytes)]):
+                if merged and merged[-1][0] + merged[-1][1] == start:
+                    merged[-1] = (merged[-1][0], merged[-1][1] + size)
+                elif size:
+                    merged.append((start, size))
+            self._free = merged
 
 
 def extent_bytes(rows: int) -> int:
