@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from momentd import _cuda
+
 
 def add_rows(weight: Tensor, rows: np.ndarray, values: np.ndarray) -> None:
     """weight[rows] += values, rounded once.
@@ -17,9 +19,11 @@ def add_rows(weight: Tensor, rows: np.ndarray, values: np.ndarray) -> None:
     """
     if not rows.size:
         return
-    ids, deltas = torch.from_numpy(rows), torch.from_numpy(values)
-    if weight.device.type != "cpu":
-        ids, deltas = ids.to(weight.device), deltas.to(weight.device)
+    if weight.is_cuda:
+        # The arrays must stay as they are until `_cuda.drain`.
+        ids, deltas = (_cuda.upload(array, weight.device) for array in (rows, values))
+    else:
+        ids, deltas = (torch.from_numpy(array).to(weight.device) for array in (rows, values))
     if not weight.dim():
         weight.copy_(weight.to(deltas.dtype) + deltas.reshape(()))
         return

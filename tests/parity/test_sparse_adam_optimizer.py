@@ -88,7 +88,9 @@ def test_our_error_against_float64_is_at_most_twice_torchs(backend):
     reference = (torch.optim.SparseAdam([exact], lr=0.01), exact)
     for each in (ours, theirs, reference):
         run(*each, schedule(300, duplicates=True))
-    error = [(weight.detach().double() - exact).abs().max().item() for weight in (ours[1], theirs[1])]
+    error = [
+        (weight.detach().double() - exact).abs().max().item() for weight in (ours[1], theirs[1])
+    ]
     assert error[0] <= 2 * error[1] + 1e-9
 
 
@@ -132,14 +134,19 @@ def test_saving_and_loading_in_between_changes_no_bit(backend):
 def test_element_sparse_gradients_follow_torch(backend):
     start = torch.randn(30, 4, generator=torch.Generator().manual_seed(3))
     weights = [nn.Parameter(start.clone()) for _ in range(2)]
-    optimizers = [momentd.SparseAdam([weights[0]], lr=0.01), torch.optim.SparseAdam([weights[1]], lr=0.01)]
+    optimizers = [
+        momentd.SparseAdam([weights[0]], lr=0.01),
+        torch.optim.SparseAdam([weights[1]], lr=0.01),
+    ]
     generator = torch.Generator().manual_seed(4)
     for _ in range(200):
         count = int(torch.randint(0, 40, (), generator=generator))
-        where = torch.stack([
-            torch.randint(0, 30, (count,), generator=generator),
-            torch.randint(0, 4, (count,), generator=generator),
-        ])
+        where = torch.stack(
+            [
+                torch.randint(0, 30, (count,), generator=generator),
+                torch.randint(0, 4, (count,), generator=generator),
+            ]
+        )
         values = torch.randn(count, generator=generator)
         for weight, optimizer in zip(weights, optimizers, strict=True):
             weight.grad = torch.sparse_coo_tensor(where, values, (30, 4))

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from momentd import _cuda
 from momentd._apply import add_rows
 from momentd._signals import DeferredInterrupt
 from momentd._stream import PendingUpdate
@@ -72,6 +73,8 @@ class PendingStep:
         self.finished = True
 
     def _close(self, update: PendingUpdate) -> None:
+        # Closing lets the result arrays be reused: copies from them must have ended.
+        _cuda.drain()
         update.close()
         self.finished = True
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from momentd import rules
+from momentd import _cuda, rules
 from momentd._discovery import default_run
 from momentd._grads import table_shape
 from momentd._signals import DeferredInterrupt
@@ -216,7 +216,10 @@ class TableOptimizer(Optimizer):
 
     def _open_stream(self) -> Stream:
         if self._stream is None:
-            self._stream = self._open_session().stream()
+            session = self._open_session()
+            if any(param.is_cuda for _, _, param in places(self.param_groups)):
+                _cuda.pin_arenas(session)
+            self._stream = session.stream()
         return self._stream
 
     def _open_table(self, param: Tensor, label: str) -> Table:
