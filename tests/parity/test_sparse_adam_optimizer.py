@@ -1,7 +1,7 @@
 """The optimizer against torch.optim.SparseAdam over long random schedules.
 
-Bounds as documented: weights within 1e-6 + 1e-6 |w|; exp_avg_sq within 2e-6 relative; exp_avg within
-2e-6 of the row's largest entry; both moments bit-equal without duplicates. float64 within 1e-12.
+Bounds as documented: weights within 1e-6 + 1e-6 |w|; exp_avg_sq within 2e-6 relative; exp_avg
+within 2e-6 of the row's largest entry; both moments bit-equal without duplicates. float64 within 1e-12.
 """
 
 import copy
@@ -102,8 +102,8 @@ def test_sixteen_bit_weights_follow_float32_moments(backend, dtype):
     shadow = nn.Parameter(torch.zeros(ROWS, DIM))
     reference = torch.optim.SparseAdam([shadow], lr=0.01)
 
-    for ids, values in schedule(100, duplicates=False):
-        values = values.to(dtype)
+    for ids, exact in schedule(100, duplicates=False):
+        values = exact.to(dtype)
         ours[1].grad = torch.sparse_coo_tensor(ids[None], values, (ROWS, DIM))
         ours[0].step()
         with torch.no_grad():
