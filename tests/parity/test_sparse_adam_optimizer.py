@@ -1,7 +1,8 @@
 """The optimizer against torch.optim.SparseAdam over long random schedules.
 
 Bounds as documented: weights within 1e-6 + 1e-6 |w|; exp_avg_sq within 2e-6 relative; exp_avg
-within 2e-6 of the row's largest entry; both moments bit-equal without duplicates. float64 within 1e-12.
+within 2e-6 of the row's largest entry; both moments bit-equal without duplicates. float64 within
+1e-12.
 """
 
 import copy

@@ -108,7 +108,7 @@ def interrupted(call, at: int) -> bool:
 
 @pytest.mark.parametrize("done", [0, 1])
 def test_a_step_left_at_any_line_happens_once_or_not_at_all(backend, done):
-    """`done` = 0: the step also opens the tables. Then, and over gRPC, every fifth line is tried."""
+    """`done` = 0: the step also opens tables. Then, and over gRPC, every fifth line is tried."""
     stride = (
         1 if isinstance(backend, FakeBackend) or (done and "grpc" not in backend.address) else 5
     )
