@@ -6,10 +6,8 @@ import copy
 import os
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
@@ -20,9 +18,10 @@ from momentd._grads import table_shape
 from momentd._signals import DeferredInterrupt
 from momentd._stream import Stream, UpdateSpec
 from momentd._threads import SingleThreaded
-from momentd.errors import InvalidArgument, StateRolledBack, UnsupportedFeature
+from momentd.errors import StateRolledBack, UnsupportedFeature
 from momentd.optim import _checkpoint, _groups, _records
 from momentd.optim._fill import fill
+from momentd.optim._options import NUMPY_DTYPE, Options
 from momentd.optim._pending import Part, PendingStep
 from momentd.optim._plan import Work, is_state_request, places, plan, state_dtype_of
 from momentd.optim._records import Record, Records, live_entry
@@ -41,35 +40,6 @@ def connect(address: str | None, run: str | None) -> Session:
 
 # torch.compiler.disable would import the whole compiler right here.
 _outside_compile = torch._disable_dynamo  # pyright: ignore[reportPrivateImportUsage]
-
-_NUMPY = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What belongs to this machine and never gets into a checkpoint or a parameter group."""
-
-    address: str | None = None
-    run: str | None = None
-    state_dtype: torch.dtype | None = None
-
-    def __post_init__(self) -> None:
-        if self.state_dtype is not None and self.state_dtype not in _NUMPY:
-            raise UnsupportedFeature(
-                f"state_dtype={self.state_dtype} is not implemented: "
-                "choose torch.float32, torch.float64, or None for the parameter's own precision"
-            )
-
-
-def check_checkpoint(checkpoint: str | None, keep_snapshots: int | None) -> None:
-    """Refuse what this version does not do yet, and what does not exist."""
-    if checkpoint not in {None, "full", "snapshot"}:
-        raise InvalidArgument(f"checkpoint must be 'full' or 'snapshot', got {checkpoint!r}")
-    if checkpoint == "snapshot" or keep_snapshots is not None:
-        raise UnsupportedFeature(
-            "snapshots are not implemented in this version: leave out checkpoint='snapshot' and "
-            "keep_snapshots; state_dict() then returns the complete moments (checkpoint='full')"
-        )
 
 
 class TableOptimizer(Optimizer):
@@ -184,7 +154,7 @@ class TableOptimizer(Optimizer):
         return UpdateSpec(
             table=table,
             count=item.grad.count,
-            dtype=_NUMPY[self._state_dtype(item.param)],
+            dtype=NUMPY_DTYPE[self._state_dtype(item.param)],
             hyper=hyper,
             masked=item.grad.mask is not None,
             step=step,
@@ -224,7 +194,7 @@ class TableOptimizer(Optimizer):
 
     def _open_table(self, param: Tensor, label: str) -> Table:
         rows, width = table_shape(param.shape)
-        schema = self._rule.schema(rows, width, _NUMPY[self._state_dtype(param)])
+        schema = self._rule.schema(rows, width, NUMPY_DTYPE[self._state_dtype(param)])
         return self._open_session().open_table(schema, label=label)
 
     def _record(self, param: Tensor) -> Record:

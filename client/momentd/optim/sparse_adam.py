@@ -10,7 +10,8 @@ from torch.optim.optimizer import ParamsT
 
 from momentd import rules
 from momentd.errors import InvalidArgument
-from momentd.optim.base import Options, TableOptimizer, check_checkpoint
+from momentd.optim._options import Options, check_checkpoint
+from momentd.optim.base import TableOptimizer
 
 
 class SparseAdam(TableOptimizer):
