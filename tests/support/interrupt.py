@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 import sys
 from collections.abc import Callable
@@ -21,11 +22,26 @@ class LineCounter:
         self.raise_at = raise_at
         self.lines = 0
         self.raised_in = ""
+        self._inside: list[tuple[FrameType, int]] = []
+
+    def _leaves_lock(self, frame: FrameType) -> bool:
+        """Whether this is a `with ..._lock:` line on the way out, with the lock still held.
+
+        No signal is looked at there: the interpreter does that after the call that releases it.
+        """
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+        if not (line.startswith("with ") and line.endswith("_lock:")):
+            return False
+        if (frame, frame.f_lineno) in self._inside:
+            self._inside.remove((frame, frame.f_lineno))
+            return True
+        self._inside.append((frame, frame.f_lineno))
+        return False
 
     def _trace(self, frame: FrameType, event: str, arg: Any) -> Any:
         if not frame.f_code.co_filename.startswith(_CLIENT) or frame.f_code.co_name == "__del__":
             return None
-        if event == "line":
+        if event == "line" and not self._leaves_lock(frame):
             self.lines += 1
             if self.lines == self.raise_at:
                 self.raised_in = f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -6,6 +6,7 @@ it answers for that being harmless, by a sequence number or because it only read
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, TypeAlias
 
@@ -66,8 +67,9 @@ class Call:
         self.progress: dict[int, int] = {}
         # What the gRPC plane has in work.
         self.attempt: Any = None
-        # Set by a thread that waits while another one reads.
-        self.wake: Any = None
+        # Held; released to wake a thread that waits while another one reads. A bare lock: an
+        # exception inside threading.Event or Condition can leave their locks held.
+        self.wake: threading.Lock | None = None
         # Deadline of one attempt where the plane has deadlines.
         self.timeout_s = DEFAULT_TIMEOUT_S
 

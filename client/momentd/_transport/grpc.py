@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from queue import SimpleQueue
 from typing import Any, ClassVar, Final
 
 import grpc
@@ -65,8 +67,8 @@ _REPLY_STREAMED: Final = frozenset({"update", "gather"})
 class GrpcTransport:
     """See `Transport`. `target` is what grpc calls one: unix:PATH or HOST:PORT.
 
-    Every attempt at a call runs in a thread of its own, and the caller waits for the thread: an
-    exception (Ctrl-C) that hits grpc's Python code can leave its locks held, and the channel dead.
+    Every attempt at a call is made by a worker thread, and the caller waits for that: an exception
+    (Ctrl-C) that hits grpc's Python code can leave its locks held, and the channel dead.
     """
 
     plane: ClassVar[str] = "grpc"
@@ -93,6 +95,12 @@ class GrpcTransport:
             self._metadata = ((limits.TOKEN_METADATA, token),)
         self._piece_bytes = limits.PIECE_BYTES
         self._greeted = False
+        # Inboxes of workers without work. None in an inbox ends its worker.
+        self._idle: deque[SimpleQueue[_Attempt | None]] = deque()
+
+    def __del__(self) -> None:
+        for inbox in getattr(self, "_idle", ()):
+            inbox.put(None)
 
     def __repr__(self) -> str:
         return f"GrpcTransport({self.target}, {'lost' if self.lost else 'open'})"
@@ -124,16 +132,26 @@ class GrpcTransport:
         attempt = call.attempt
         if not isinstance(attempt, _Attempt) or attempt.transport is not self:
             attempt = call.attempt = _Attempt(self, call)
-        # A thread that was started by a post that was broken off leaves nothing to do for this one.
-        _start("momentd-call", attempt.run)
+        # If an earlier post was broken off after this point, a second worker finds it taken.
+        self._worker().put(attempt)
         call.on = self
+
+    def _worker(self) -> SimpleQueue[_Attempt | None]:
+        """The inbox of an idle worker, or of a new one."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            inbox: SimpleQueue[_Attempt | None] = SimpleQueue()
+            _start("momentd-grpc", _work, inbox, self._idle)
+            return inbox
 
     def advance(self, call: Call, patience: Patience) -> None:
         """See `Transport.advance`. There is no partial progress on this plane."""
         attempt = call.attempt
         if not isinstance(attempt, _Attempt):
             raise TypeError("post() the call first")
-        while not attempt.finished.wait(TICK_S):
+        # Whoever is interrupted between the two looks at `done` first when it comes back.
+        while not attempt.done and not attempt.finished.acquire(timeout=TICK_S):
             patience.tick()
         error = attempt.error
         if error is not None:
@@ -196,35 +214,51 @@ class GrpcTransport:
             with contextlib.suppress(grpc.RpcError):
                 self._stub.End(pb.EndRequest(), timeout=_END_S, metadata=self._metadata)
         self._channel.close()
+        while self._idle:
+            self._idle.pop().put(None)
 
     def abandon(self) -> None:
         """See `Transport.abandon`."""
         self.lost = True
         _ABANDONED.append((self._channel, self._stub))
+        # Their threads have stayed in the parent.
+        self._idle.clear()
 
 
 class _Attempt:
-    """One try at a call, run by the first of the threads that were started for it."""
+    """One try at a call, made by the first of the workers that it was given to."""
 
     def __init__(self, transport: GrpcTransport, call: Call) -> None:
         self.transport = transport
         self.call = call
-        self.finished = threading.Event()
+        self.done = False
+        # Held until it is done. A bare lock: see Call.wake.
+        self.finished = threading.Lock()
+        self.finished.acquire()
         self.reply: pb.Reply | None = None
         self.error: BaseException | None = None
         self._runner: dict[int, int] = {}
 
     def run(self) -> None:
-        """Do the call, unless another thread does."""
+        """Do the call, unless another worker does."""
         thread = threading.get_ident()
-        if self._runner.setdefault(0, thread) != thread or self.finished.is_set():
+        if self.done or self._runner.setdefault(0, thread) != thread:
             return
         try:
             self.reply = self.transport.exchange(self.call)
         except BaseException as error:  # noqa: BLE001  # raised where the call is waited for
             self.error = error
         finally:
-            self.finished.set()
+            self.done = True
+            self.finished.release()
+
+
+def _work(inbox: SimpleQueue[_Attempt | None], idle: deque[SimpleQueue[_Attempt | None]]) -> None:
+    """A worker: do what comes in, one after the other. Holds on to nothing in between."""
+    while (attempt := inbox.get()) is not None:
+        attempt.run()
+        del attempt
+        idle.append(inbox)
 
 
 def _start(name: str, target: Callable[..., None], *arguments: object) -> None:

@@ -2,7 +2,8 @@
 
 No thread: of the threads that wait, one reads for all. Whatever may be interrupted is written so
 that it can be done again: a packet is taken off the socket and into `_inbox` by one C call, and
-leaves `_inbox` only after it was delivered, which is idempotent.
+leaves `_inbox` only after it was delivered, which is idempotent. That one thread reads is for speed
+alone: a reader that was thrown out of its role is replaced after a moment.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ _RECEIVE_ANCILLARY: Final = (socket.CMSG_SPACE(4 * 4),)
 _RECEIVE_FLAGS: Final = (getattr(socket, "MSG_CMSG_CLOEXEC", 0),)
 _SEND_FLAGS: Final = (socket.MSG_NOSIGNAL,)
 _UINT8: Final = np.dtype(np.uint8)
+# A reader looks at the clock every TICK_S; one that has not for so long was thrown out.
+_READER_GONE_S: Final = 2 * TICK_S
 _GROW_TIMEOUT_S: Final = 60.0
 # What recvmsg returns: data, ancillary data, flags, address.
 _Packet: TypeAlias = tuple[bytes, list[tuple[int, int, bytes]], int, object]
@@ -59,9 +62,13 @@ class LocalTransport:
         self._calls: dict[int, Call] = {}
         self._fragments: dict[int, list[bytes]] = {}
         self._inbox: deque[_Packet] = deque()
+        # Held while packets are delivered. Re-entrant, see Arena._lock.
+        self._inbox_lock = threading.RLock()
         # {0: thread id} while a thread reads. Taken by setdefault, which is atomic; a thread that
         # an exception threw out of reading still has the role when it comes back.
         self._reader: dict[int, int] = {}
+        # When the reader last showed that it is there (monotonic clock).
+        self._read_at_s = 0.0
         self._arenas: tuple[Arena, ...] = ()
         self._socket = _connect(path)
 
@@ -145,7 +152,7 @@ class LocalTransport:
                 if self._reader.setdefault(0, thread) == thread:
                     self._read(call, seen)
                 else:
-                    self._follow(call)
+                    self._follow(call, thread)
             finally:
                 self._stop_reading(thread)
                 if len(self._calls) > 1:
@@ -165,13 +172,15 @@ class LocalTransport:
     def _read(self, call: Call, seen: dict[int, int]) -> None:
         """Read and deliver until there is news of `call`, or a tick has passed without any."""
         while True:
-            while self._inbox:
-                self._deliver(self._inbox[0])
-                self._inbox.popleft()
+            with self._inbox_lock:
+                while self._inbox:
+                    self._deliver(self._inbox[0])
+                    self._inbox.popleft()
             if call.reply is not None or call.progress != seen:
                 return
             if self.lost:
                 raise ConnectionLost("the daemon closed the connection")
+            self._read_at_s = time.monotonic()
             try:
                 # One C call from the socket into the inbox: no signal handler runs in between.
                 self._inbox.extend(
@@ -196,19 +205,22 @@ class LocalTransport:
         except OSError:
             return
 
-    def _follow(self, call: Call) -> None:
+    def _follow(self, call: Call, thread: int) -> None:
         """Another thread reads: wait until it has news or stops reading."""
         if call.wake is None:
             # It may stop before it could see the event: look at everything once more first.
-            call.wake = threading.Event()
+            wake = threading.Lock()
+            wake.acquire()
+            call.wake = wake
             return
-        call.wake.wait(TICK_S)
-        call.wake.clear()
+        woken = call.wake.acquire(timeout=TICK_S)
+        if not woken and time.monotonic() > self._read_at_s + _READER_GONE_S:
+            self._reader[0] = thread
 
     def _wake_others(self, own: Call) -> None:
         for other in list(self._calls.values()):
-            if other is not own and other.wake is not None:
-                other.wake.set()
+            if other is not own:
+                _wake(other)
 
     # ------------------------------------------------------------------------------------ delivery
 
@@ -239,8 +251,7 @@ class LocalTransport:
             call.progress[reply.progress.table] = reply.progress.rows_done
         elif call.reply is None:
             call.reply = reply
-        if call.wake is not None:
-            call.wake.set()
+        _wake(call)
         if last:
             self._fragments.pop(reply.id, None)
             self._calls.pop(-reply.id, None)
@@ -354,6 +365,14 @@ class LocalTransport:
         self._arenas = ()
         self._inbox.clear()
         self._socket.close()
+
+
+def _wake(call: Call) -> None:
+    wake = call.wake
+    if wake is not None and wake.locked():
+        # Two may have the same idea at once.
+        with contextlib.suppress(RuntimeError):
+            wake.release()
 
 
 class _Socket(socket.socket):

@@ -87,7 +87,7 @@ def test_an_update_whose_answer_was_lost_is_answered_from_the_stored_outcome(
         transport._socket.recv(65536)
         transport._socket.recv(65536)
     else:
-        update._call.attempt.finished.wait(5)
+        wait_until(lambda: update._call.attempt.done)
         update._call.attempt = None
         update._call.on = None
     daemon.stop()
@@ -229,3 +229,10 @@ def test_training_goes_on_over_restarts_as_if_there_were_none(daemon, session):
     assert table.refresh().update_number == 60
     for field in table.fields:
         np.testing.assert_array_equal(table.gather(None, field), mirror.gather(None, field))
+
+
+def wait_until(condition, seconds=5.0):
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "it did not happen in time"
+        time.sleep(0.01)
