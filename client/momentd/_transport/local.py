@@ -14,17 +14,16 @@ import errno
 import itertools
 import os
 import socket
-import struct
 import threading
 import time
 from collections import deque
-from pathlib import Path
 from typing import ClassVar, Final, TypeAlias
 
 import numpy as np
 
 from momentd._arena import FIRST_ARENA_BYTES, Arena, ArenaBlock, round_up
 from momentd._transport import Block, Call, ConnectionLost, Hook
+from momentd._transport.sockets import connect
 from momentd._waits import TICK_S, Patience
 from momentd_wire import errors, limits
 from momentd_wire.v1 import momentd_pb2 as pb
@@ -70,7 +69,7 @@ class LocalTransport:
         # When the reader last showed that it is there (monotonic clock).
         self._read_at_s = 0.0
         self._arenas: tuple[Arena, ...] = ()
-        self._socket = _connect(path)
+        self._socket = connect(path)
 
     def __repr__(self) -> str:
         state = "lost" if self.lost else "open"
@@ -375,44 +374,9 @@ def _wake(call: Call) -> None:
             wake.release()
 
 
-class _Socket(socket.socket):
-    """One that an exception may leave unclosed without a ResourceWarning."""
-
-    def __del__(self) -> None:
-        self.close()
-
-
 class _Holder(Call):
     """Keeps a block referenced."""
 
     def __init__(self, block: Block) -> None:
         super().__init__()
         self.block = block
-
-
-def _connect(path: str) -> socket.socket:
-    sock = _Socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        # The kernel wakes a blocked read up, so that one system call reads and keeps the time.
-        tick = struct.pack("ll", 0, int(TICK_S * 1e6))
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, tick)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, tick)
-        sock.connect(path)
-    except BaseException as error:
-        sock.close()
-        if isinstance(error, PermissionError):
-            raise errors.PermissionDenied(
-                f"this user may not use the daemon at unix:{path} ({error.strerror}): its socket "
-                f"belongs to uid {_owner(path)}, this process runs as uid {os.getuid()}"
-            ) from error
-        if isinstance(error, OSError):
-            raise ConnectionLost(f"nobody listens at unix:{path} ({error.strerror})") from error
-        raise
-    return sock
-
-
-def _owner(path: str) -> str:
-    try:
-        return str(Path(path).stat().st_uid)
-    except OSError:
-        return "unknown"

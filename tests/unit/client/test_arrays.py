@@ -82,7 +82,9 @@ def test_values_of_width_one_may_be_flat():
     assert _arrays.values("x", [1, 2], (2, 1), F4).shape == (2, 1)
 
 
-@pytest.mark.parametrize("value", [np.zeros((3, 2)), np.zeros(6), [["a"] * 3] * 2, np.zeros((2, 3)) * 1j])
+@pytest.mark.parametrize(
+    "value", [np.zeros((3, 2)), np.zeros(6), [["a"] * 3] * 2, np.zeros((2, 3)) * 1j]
+)
 def test_values_of_another_shape_or_kind_are_refused_by_name(value):
     with pytest.raises(InvalidArgument, match="exp_avg"):
         _arrays.values("exp_avg", value, (2, 3), F4)
