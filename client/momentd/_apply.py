@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from momentd import _cuda
+from momentd._threads import SingleThreaded
+
+# Waking a second thread costs about 0.1 ms: what it takes to add so many elements.
+_WORTH_THREADS = 1 << 17
 
 
 def add_rows(weight: Tensor, rows: np.ndarray, values: np.ndarray) -> None:
@@ -29,7 +35,8 @@ def add_rows(weight: Tensor, rows: np.ndarray, values: np.ndarray) -> None:
         return
     deltas = deltas.reshape(rows.size, *weight.shape[1:])
     if weight.dtype == deltas.dtype:
-        weight.index_add_(0, ids, deltas)
+        with SingleThreaded() if deltas.numel() < _WORTH_THREADS else nullcontext():
+            weight.index_add_(0, ids, deltas)
     else:
         # fp16 and bf16: the delta is wider than the weight, and is rounded with the sum.
         weight.index_copy_(0, ids, (weight.index_select(0, ids) + deltas).to(weight.dtype))

@@ -6,6 +6,7 @@ import copy
 import os
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
@@ -17,7 +18,7 @@ from momentd._discovery import default_run
 from momentd._grads import table_shape
 from momentd._signals import DeferredInterrupt
 from momentd._stream import Stream, UpdateSpec
-from momentd._threads import SingleThreaded
+from momentd._threads import SingleThreaded, cores_to_spare, throttle_idle_threads
 from momentd.errors import StateRolledBack, UnsupportedFeature
 from momentd.optim import _checkpoint, _groups, _records
 from momentd.optim._fill import fill
@@ -136,10 +137,9 @@ class TableOptimizer(Optimizer):
                 specs.append(self._spec(item, record, step, hypers[id(item.group)]))
         if not specs:
             return PendingStep(None, parts)
-        update = self._open_stream().new_update(specs)
+        update = self._open_stream().new_update(specs, report_progress=cores_to_spare())
         try:
-            with SingleThreaded():
-                fill(update.inputs, [item.grad for item in sent])
+            fill(update.inputs, [item.grad for item in sent])
         except BaseException:
             update.close()
             raise
@@ -168,7 +168,8 @@ class TableOptimizer(Optimizer):
         if pending is None:
             return
         try:
-            with SingleThreaded():
+            # Beside the daemon's threads, one of ours adds; after them, all may.
+            with SingleThreaded() if cores_to_spare() else nullcontext():
                 pending.complete()
         finally:
             if pending.finished:
@@ -186,6 +187,7 @@ class TableOptimizer(Optimizer):
 
     def _open_stream(self) -> Stream:
         if self._stream is None:
+            throttle_idle_threads()
             session = self._open_session()
             if any(param.is_cuda for _, _, param in places(self.param_groups)):
                 _cuda.pin_arenas(session)

@@ -14,7 +14,7 @@ import numpy as np
 from momentd_server.engine.api import Rows
 from momentd_server.engine.table import Table
 from momentd_server.storage import frames
-from momentd_server.storage.space import Space
+from momentd_server.storage.space import ROW_BYTES, SLAB_BYTES, Space
 from momentd_wire.errors import OutOfMemory
 
 log = logging.getLogger("momentd.cache")
@@ -24,6 +24,7 @@ READY_SLABS: Final = 32
 # A table that nobody used for so long gives its slabs to whoever asks.
 IDLE_S: Final = 5.0
 _OFFERED_SLABS: Final = 32
+_COLLAPSED_ROWS_BYTES: Final = 256 << 20
 
 
 class SlabStock:
@@ -34,7 +35,9 @@ class SlabStock:
         self._changed = threading.Condition()  # guards the fields below
         self._ready: deque[int] = deque()
         self._raw: deque[int] = deque(range(space.slabs))
+        # Offsets of 2 MiB: slabs in use that are not huge pages yet, and parts of location arrays.
         self._to_collapse: deque[int] = deque()
+        self._collapsing = threading.Lock()  # held from taking an offset until it is done with
         self._stopping = False
         self.total = space.slabs
         self._taken = 0  # slabs that tables have
@@ -72,9 +75,22 @@ class SlabStock:
             return self.take()
         with self._changed:
             self._taken += 1
-            self._to_collapse.append(slab)
+            self._to_collapse.append(self._space.slab_at(slab))
             self._changed.notify_all()
         return slab
+
+    def collapse_rows(self, table: Table) -> None:
+        """Makes huge pages of a table's location and check arrays, later, in the background.
+
+        Only of whole ones inside the arrays, and not for tables so large that memory for rows which
+        may never be touched would matter: their pages come as they are touched.
+        """
+        nbytes = table.rows * ROW_BYTES
+        if nbytes <= _COLLAPSED_ROWS_BYTES:
+            with self._changed:
+                whole = nbytes // SLAB_BYTES
+                self._to_collapse.extend(table.location_at + k * SLAB_BYTES for k in range(whole))
+                self._changed.notify_all()
 
     def give(self, slab: int) -> None:
         """A slab whose frames are all free comes back."""
@@ -86,6 +102,15 @@ class SlabStock:
         self._space.release_slab(slab)
         with self._changed:
             self._raw.append(slab)
+
+    def forget_rows(self, table: Table) -> None:
+        """A dropped table's arrays are not touched after this returns."""
+        end = table.location_at + table.rows * ROW_BYTES
+        with self._changed:
+            kept = [at for at in self._to_collapse if not table.location_at <= at < end]
+            self._to_collapse = deque(kept)
+        with self._collapsing:
+            pass  # the one in work is done
 
     def _try_populate(self, slab: int) -> bool:
         """False, and one slab fewer for good, where the kernel has no memory."""
@@ -106,12 +131,16 @@ class SlabStock:
                     self._changed.wait()
                 if self._stopping:
                     return
-                slab = self._to_collapse.popleft() if self._to_collapse else None
-                raw = self._raw.popleft() if slab is None else None
-            if slab is not None:
-                self._space.collapse_slab(slab)
+                at = self._to_collapse.popleft() if self._to_collapse else None
+                if at is not None:
+                    self._collapsing.acquire()
+                raw = self._raw.popleft() if at is None else None
+            if at is not None:
+                self._space.populate(at)
+                self._space.collapse(at)
+                self._collapsing.release()
             elif raw is not None and self._try_populate(raw):
-                self._space.collapse_slab(raw)
+                self._space.collapse(self._space.slab_at(raw))
                 with self._changed:
                     self._ready.append(raw)
 
@@ -127,7 +156,7 @@ class Cache:
     ) -> None:
         self._space = space
         self._words = space.words.view(np.int64)
-        self._stock = stock
+        self.stock = stock
         self._tables = tables
 
     def reserve(self, table: Table, count: int) -> Rows | None:
@@ -154,11 +183,11 @@ class Cache:
     def release(self, slabs: Iterable[int]) -> None:
         """Slabs of a dropped table go back to the stock. Not in the lane."""
         for slab in slabs:
-            self._stock.give(slab)
+            self.stock.give(slab)
 
     def short_of_clean(self, table: Table) -> int:
         """Frames to clean so that the next requests of this table find two batches in stock."""
-        if self._stock.free or not table.slabs.size:
+        if self.stock.free or not table.slabs.size:
             return 0
         clean = table.frames - table.dirty
         wanted = min(2 * table.demand, table.frames)
@@ -169,7 +198,7 @@ class Cache:
 
     def _grow(self, table: Table, count: int) -> None:
         while table.free_top < count:
-            slab = self._stock.take()
+            slab = self.stock.take()
             if slab is None:
                 return
             self._give_slab(table, slab)
@@ -191,7 +220,7 @@ class Cache:
     def _take_over(self, table: Table, count: int) -> None:
         """Takes slabs from idle tables, and from those above their fair share."""
         sharing = sum(1 for other in self._tables() if other.slabs.size or other is table)
-        fair = self._stock.total / max(1, sharing)
+        fair = self.stock.total / max(1, sharing)
         own_can_do = table.frames >= 2 * count
         for victim in sorted(self._tables(), key=lambda t: -t.slabs.size):
             if victim is table or not victim.slabs.size:

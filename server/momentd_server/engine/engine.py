@@ -42,7 +42,7 @@ from momentd_server.storage.catalog import Catalog, DropSession, Put, Stopped
 from momentd_server.storage.datadir import DataDir
 from momentd_server.storage.diskio import ReadPool, aligned_buffer
 from momentd_server.storage.segments import SegmentStore
-from momentd_server.storage.space import SLAB_BYTES, Space
+from momentd_server.storage.space import ROW_BYTES, SLAB_BYTES, Space
 from momentd_wire.errors import (
     DaemonUnavailable,
     InvalidArgument,
@@ -539,7 +539,7 @@ class LocalEngine:
             slabs_free=self._stock.free,
             frames=sum(t.frames for t in tables),
             frames_dirty=sum(t.dirty for t in tables),
-            location_bytes=sum(t.rows * 12 for t in tables),
+            location_bytes=sum(t.rows * ROW_BYTES for t in tables),
             space_bytes=self._space.allocated_bytes(),
             segments=len(segments),
             disk_bytes=sum(s.reserved for s in segments.values()),

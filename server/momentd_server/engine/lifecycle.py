@@ -231,6 +231,7 @@ class Tables:
                 self._by_name[table.record.name] = table
             for segment in table.segments:
                 self._segment_users.setdefault(segment, set()).add(table.id)
+        self._cache.stock.collapse_rows(table)
 
     def _unmake(self, table: Table) -> None:
         with self._lane:
@@ -238,6 +239,7 @@ class Tables:
             table.block["id"] = 0
         # Giving memory back takes the kernel a while; nobody can see it any more.
         self._cache.release(slabs)
+        self._cache.stock.forget_rows(table)
         self._space.free_rows(table.location_at, table.rows)
 
     # ------------------------------------------------------------------------------ clone
