@@ -51,7 +51,13 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"momentd.{name}")
     if name not in _LAZY:
         raise AttributeError(f"module 'momentd' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_LAZY[name]), name)
+    try:
+        value = getattr(importlib.import_module(_LAZY[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        hint = f"momentd.{name} needs PyTorch: pip install 'momentd[torch]'"
+        raise ModuleNotFoundError(hint, name="torch") from error
     globals()[name] = value
     return value
 

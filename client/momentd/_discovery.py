@@ -23,8 +23,6 @@ from momentd_wire import addresses, units
 from momentd_wire.addresses import Address
 from momentd_wire.errors import InvalidArgument, PermissionDenied
 
-# A file with the roots to trust, in PEM; "system" for those of the system. Without it TCP is plain.
-TLS_VARIABLE: Final = "MOMENTD_TLS_CA"
 _MAX_TEXT: Final = 255
 
 
@@ -143,7 +141,7 @@ def _found(address: Address) -> Found:
     if address.kind == "unix":
         return Found(address)
     token = os.environ.get(addresses.TOKEN_VARIABLE) or None
-    return Found(address, token, os.environ.get(TLS_VARIABLE) or None)
+    return Found(address, token, os.environ.get(addresses.TLS_CA_VARIABLE) or None)
 
 
 def user_address() -> Address:
