@@ -79,7 +79,7 @@ class SingleThreaded:
 def throttle_idle_threads() -> None:
     """Make OpenMP's idle threads sleep at once instead of spinning; once for a process.
 
-    After each parallel operation libgomp's helper threads spin for milliseconds, in case another one
+    After each parallel operation libgomp's helper threads spin for milliseconds, in case another
     comes. In a `step()` that follows a backward pass they hold the cores that the daemon needs:
     10,000 rows of 128 took 16 ms instead of 7 on two cores. libgomp spins briefly when it manages
     more threads than there are cores, which is what training beside a daemon amounts to. So it is
