@@ -236,7 +236,8 @@ class FakeStream:
     def pending(self) -> FakeUpdate | None:
         return self.current
 
-    def new_update(self, specs) -> FakeUpdate:
+    def new_update(self, specs, *, report_progress: bool = True) -> FakeUpdate:
+        del report_progress  # one range for each table is progress too
         if self.current is not None:
             raise InvalidArgument("complete and close the pending update first")
         self.session._reach("new_update")
