@@ -39,6 +39,7 @@ class SlabStock:
         self._to_collapse: deque[int] = deque()
         self._collapsing = threading.Lock()  # held from taking an offset until it is done with
         self._stopping = False
+        self._refused = False  # the kernel had no memory: nothing is populated ahead for now
         self.total = space.slabs
         self._taken = 0  # slabs that tables have
         self._thread = threading.Thread(target=self._populate, name="momentd-slabs", daemon=True)
@@ -62,7 +63,7 @@ class SlabStock:
         return self.total - len(self._raw)
 
     def take(self) -> int | None:
-        """A populated slab, or None if every slab has a table."""
+        """A populated slab, or None if every slab has a table or the kernel has no memory."""
         with self._changed:
             if self._ready:
                 self._taken += 1
@@ -72,7 +73,7 @@ class SlabStock:
                 return None
             slab = self._raw.popleft()
         if not self._try_populate(slab):
-            return self.take()
+            return None
         with self._changed:
             self._taken += 1
             self._to_collapse.append(self._space.slab_at(slab))
@@ -96,6 +97,7 @@ class SlabStock:
         """A slab whose frames are all free comes back."""
         with self._changed:
             self._taken -= 1
+            self._refused = False
             if len(self._ready) < READY_SLABS:
                 self._ready.append(slab)
                 return
@@ -119,6 +121,7 @@ class SlabStock:
         except OutOfMemory as error:
             with self._changed:
                 self.total -= 1
+                self._refused = True
             log.warning("the cache shrinks to %d slabs: %s", self.total, error)
             return False
         return True
@@ -145,7 +148,7 @@ class SlabStock:
                     self._ready.append(raw)
 
     def _wants_one(self) -> bool:
-        return len(self._ready) < READY_SLABS and bool(self._raw)
+        return len(self._ready) < READY_SLABS and bool(self._raw) and not self._refused
 
 
 class Cache:

@@ -49,6 +49,7 @@ from momentd_wire.errors import (
     MomentdError,
     OutOfMemory,
     RowOutOfRange,
+    SessionNotFound,
     StateRolledBack,
     TableInUse,
 )
@@ -181,7 +182,7 @@ class LocalEngine:
             self._cleaner.stop()
             self._stock.stop()
             if not discard:
-                self.tables.flush(self._all_tables())
+                self.tables.flush_all()
                 saved = [Put(record) for record in self.sessions.save()]
                 self._catalog.commit([*saved, Stopped()])
 
@@ -224,6 +225,7 @@ class LocalEngine:
     ) -> tuple[TableView, bool]:  # fmt: skip
         with self._request():
             table, created = self.tables.open(session, name, label, schema, run, mode)
+            self._check_open(session)
             return self._view(table), created
 
     def get_table(self, *, id: int | None = None, name: str | None = None) -> TableView:  # noqa: A002
@@ -270,16 +272,31 @@ class LocalEngine:
         with self._request():
             source = self.tables.enter(id, generation)
             source.gate.leave()
-            return self._view(self.tables.clone(session, source, name, label, run))
+            table = self.tables.clone(session, source, name, label, run)
+            self._check_open(session)
+            return self._view(table)
+
+    def _check_open(self, session: Session) -> None:
+        """A session that ended while a table was made for it takes that table along."""
+        try:
+            self.sessions.get(session.id)
+        except SessionNotFound:
+            self._drop_tables_of(session.id)
+            raise
 
     def end_session(self, session_id: bytes) -> None:
         with contextlib.suppress(DaemonUnavailable), self._request():
             # While stopping, its tables are dropped by the next start: the session is not saved.
-            self._drop([t for t in self._all_tables() if t.record.owner == session_id])
+            self._drop_tables_of(session_id)
+
+    def _drop_tables_of(self, session_id: bytes) -> None:
+        self._drop([t for t in self._all_tables() if t.record.owner == session_id])
 
     def flush(self, ids: Sequence[int]) -> int:
         with self._request():
-            return self.tables.flush([self.tables.get(i) for i in ids] or self._all_tables())
+            if not ids:
+                return self.tables.flush_all()
+            return self.tables.flush([self.tables.get(table_id) for table_id in ids])
 
     def _view(self, table: Table) -> TableView:
         return table.view(self.info.request_record_bytes)

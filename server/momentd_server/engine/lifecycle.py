@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -27,6 +28,7 @@ from momentd_server.storage.space import MAX_TABLES, Space, extent_bytes
 from momentd_wire.errors import (
     InvalidArgument,
     LimitExceeded,
+    MomentdError,
     OutOfMemory,
     SchemaMismatch,
     StateRolledBack,
@@ -293,23 +295,40 @@ class Tables:
     # ------------------------------------------------------------------------------ drop
 
     def drop(self, tables: Sequence[Table]) -> None:
-        """Catalog first, then frames, then files."""
-        if not tables:
-            return
-        self._catalog.commit([DropTable(table.id) for table in tables])
-        for table in tables:
-            with table.gate.alone(), table.spilling:
-                with self._lock:
-                    self._by_id.pop(table.id, None)
-                    if table.record.name is not None:
-                        self._by_name.pop(table.record.name, None)
-                table.gate.drop()
-                self._unmake(table)
-                if table.open_segment is not None:
-                    self._store.seal(table.open_segment)
-                segments = list(table.segments)
-                table.segments = {}
-            self._release(table, segments)
+        """Catalog first, then frames, then files. Some may be dropped by somebody else meanwhile.
+
+        The tables are had alone before the commit: a flush in work would put one back.
+        """
+        with contextlib.ExitStack() as gates:
+            alone: list[Table] = []
+            # In order of id, as requests enter: so that nobody waits in a circle.
+            for table in sorted(tables, key=lambda table: table.id):
+                with contextlib.suppress(TableNotFound):
+                    gates.enter_context(table.gate.alone())
+                    alone.append(table)
+            if not alone:
+                return
+            self._catalog.commit([DropTable(table.id) for table in alone])
+            for table in alone:
+                self._take_out(table)
+        for table in alone:
+            self._let_go(table)
+
+    def _take_out(self, table: Table) -> None:
+        with self._lock:
+            self._by_id.pop(table.id, None)
+            if table.record.name is not None:
+                self._by_name.pop(table.record.name, None)
+        table.gate.drop()
+        with table.spilling:
+            self._unmake(table)
+
+    def _let_go(self, table: Table) -> None:
+        """The files of a table that is gone. Those of a failure are deleted by the next start."""
+        segments, table.segments = list(table.segments), {}
+        if table.open_segment is not None:
+            self._store.seal(table.open_segment)
+        self._release(table, segments)
 
     def _release(self, table: Table, segments: list[int]) -> None:
         """This table needs these files no more; a file that no table needs is unlinked."""
@@ -328,16 +347,33 @@ class Tables:
 
     def flush(self, tables: Sequence[Table]) -> int:
         """Make tables durable as they are now; their updates wait meanwhile. Returns bytes."""
+        return sum(self._flush(table) for table in tables)
+
+    def flush_all(self) -> int:
+        """Flush every table that can be; raises the first failure when all were tried."""
         written = 0
-        for table in tables:
-            with table.gate.alone():
-                written += self.spiller.spill_all(table)
-                self._store.sync(list(table.segments.values()))
-                record = replace(table.record, manifest=table.manifest())
-                self._catalog.commit([Put(record)])
-                table.record = record
-                table.committed = frozenset(s for s, _ in record.manifest.segments)
-            self.spiller.release_unneeded(table)
+        failure: MomentdError | None = None
+        for table in self.all():
+            try:
+                written += self._flush(table)
+            except TableNotFound:
+                continue  # dropped meanwhile
+            except MomentdError as error:
+                log.error("table %d is not flushed: %s", table.id, error)
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        return written
+
+    def _flush(self, table: Table) -> int:
+        with table.gate.alone():
+            written = self.spiller.spill_all(table)
+            self._store.sync(list(table.segments.values()))
+            record = replace(table.record, manifest=table.manifest())
+            self._catalog.commit([Put(record)])
+            table.record = record
+            table.committed = frozenset(s for s, _ in record.manifest.segments)
+        self.spiller.release_unneeded(table)
         return written
 
 

@@ -140,11 +140,13 @@ class LocalPlane:
 
     def _serve(self, connection: Connection) -> None:
         try:
-            connection.serve()
+            try:
+                connection.serve()
+            finally:
+                connection.close()
         except Exception as error:  # noqa: BLE001  # one connection must not end the daemon
             log.error("connection_failed", cause=error, connection=repr(connection))
         finally:
-            connection.close()
             with self._lock:
                 self._connections.pop(connection, None)
 

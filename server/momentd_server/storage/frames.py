@@ -9,7 +9,8 @@ positive = slot. Metadata of a frame is four words:
     2  backing: the slot that holds the same bytes, or 0
     3  hash of the record's last version on disk, or 0
 
-Every change of state is one aligned 8-byte store, in the order of docs/architecture.md.
+Every change of state is one aligned 8-byte store, fenced: bytes and metadata come before the word
+that makes them count, and a location leads away from a frame before the frame is free.
 """
 
 from typing import Final

@@ -65,6 +65,8 @@ class SegmentStore:
         self._lock = threading.Lock()  # guards the two fields below
         self._segments: dict[int, Segment] = {}
         self._unsynced_families: set[int] = set()
+        # Held while directories are synced: what one call takes out of the set, another must await.
+        self._syncing = threading.Lock()
         self._descriptors = Descriptors(self._open_descriptor)
 
     # -- life of a segment ------------------------------------------------------------------
@@ -230,8 +232,13 @@ class SegmentStore:
         for segment in segments:
             if segment.fill > segment.durable:
                 self._sync_file(segment)
+        with self._syncing:
+            self._sync_directories()
+
+    def _sync_directories(self) -> None:
         with self._lock:
-            families = set(self._unsynced_families)
+            # Taken before the sync: a file made during it needs the next one.
+            families, self._unsynced_families = self._unsynced_families, set()
         folders = [self.datadir.family_path(family) for family in families]
         try:
             for folder in folders:
@@ -242,8 +249,6 @@ class SegmentStore:
                 files.sync_directory(self.datadir.families_path)
         except OSError as error:
             self._fail(f"cannot sync {self.datadir.families_path}: {error.strerror}", error)
-        with self._lock:
-            self._unsynced_families -= families
 
     def _sync_file(self, segment: Segment) -> None:
         fill = segment.fill

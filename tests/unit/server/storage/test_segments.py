@@ -254,6 +254,26 @@ def test_sync_covers_file_folder_and_folder_of_folders(store, monkeypatch):
     assert synced == []
 
 
+def test_a_file_made_while_its_folder_is_synced_is_synced_by_the_next_call(store, monkeypatch):
+    store.create(FAMILY, LAYOUT, 1024)
+    synced = []
+    real = os.fsync
+
+    def make_one_more_after(fd):
+        real(fd)
+        folder = Path(f"/proc/self/fd/{fd}").readlink()
+        if folder == store.datadir.family_path(FAMILY) and not synced:
+            store.create(FAMILY, LAYOUT, 1024)
+        synced.append(folder)
+
+    monkeypatch.setattr(os, "fsync", make_one_more_after)
+    store.sync([])
+    synced.clear()
+    synced.append(Path())  # no further file
+    store.sync([])
+    assert store.datadir.family_path(FAMILY) in synced
+
+
 def test_sync_after_the_family_was_dropped(store):
     segment = store.create(FAMILY, LAYOUT, 1024)
     store.unlink(segment.id)
