@@ -355,7 +355,8 @@ class LocalEngine:
             plan, batch.grads, batch.mask, batch.weights, values, batch.out_factors, batch.result
         )
         # The counter only grows, so a step that is fine for the next one is fine later.
-        rule.check_batch(schema, checked, batch.hyper, batch.step or table.step + 1)
+        step = table.step + 1 if batch.step is None else batch.step
+        rule.check_batch(schema, checked, batch.hyper, step)
         out_rows = batch.out_rows
         if out_rows is None:
             out_rows = np.empty(distinct, np.int64)
@@ -471,6 +472,8 @@ class LocalEngine:
         fields: Sequence[str], values: Sequence[np.ndarray], step: int | None,
     ) -> tuple[int, int]:  # fmt: skip
         with self._request(), self._entered([(id, generation)]) as (table,):
+            if step is not None and step >= rules.STEP_LIMIT:
+                raise InvalidArgument(f"step must be below {rules.STEP_LIMIT}, not {step}")
             wanted = _wanted_rows(table, rows, range)
             chosen = _fields(table.schema, fields)
             if len(values) != len(chosen):

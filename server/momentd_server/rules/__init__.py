@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from momentd_server.rules.batch import Plan, Scratch, plan
-from momentd_server.rules.rule import Batch, Records, ResultKind, Rule
+from momentd_server.rules.rule import STEP_LIMIT, Batch, Records, ResultKind, Rule
 from momentd_server.rules.sparse_adam import SparseAdam, SparseAdamHyper
 from momentd_wire.errors import UnsupportedFeature
 
@@ -29,6 +29,7 @@ def names() -> tuple[str, ...]:
 
 
 __all__ = [
+    "STEP_LIMIT",
     "Batch",
     "Plan",
     "Records",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias
+from typing import Any, ClassVar, Final, Literal, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,9 @@ from momentd_wire.errors import InvalidArgument
 
 ResultKind = Literal["delta", "value", "none"]
 Floats: TypeAlias = "NDArray[np.float32] | NDArray[np.float64]"
+
+# Steps stay below: counters of 64 bits then have room for all updates that will ever be.
+STEP_LIMIT: Final = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)

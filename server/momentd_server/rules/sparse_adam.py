@@ -14,7 +14,7 @@ from momentd_server.jit import Pool, mutable_alias, register_warmup
 from momentd_server.jit.row_protocol import PROGRESS_WORDS
 from momentd_server.rules import adam_kernels as kernels
 from momentd_server.rules.batch import Scratch, plan
-from momentd_server.rules.rule import Batch, Floats, Records, ResultKind
+from momentd_server.rules.rule import STEP_LIMIT, Batch, Floats, Records, ResultKind
 from momentd_server.schema import FieldSpec, Schema
 from momentd_wire.errors import InvalidArgument, UnsupportedFeature
 
@@ -90,8 +90,11 @@ class SparseAdam:
 
     def check_batch(self, schema: Schema, batch: Batch, hyper: object, step: int) -> None:
         _hyper(hyper)
-        if step < 1:
-            raise InvalidArgument(f"step counts from 1, not {step}", argument="step")
+        if not 1 <= step < STEP_LIMIT:
+            raise InvalidArgument(
+                f"step counts from 1 and stays below {STEP_LIMIT}, it cannot be {step}",
+                argument="step",
+            )
         if batch.result == "value" and batch.weights is None:
             raise InvalidArgument(
                 "result 'value' needs the rows of the weight: send them, or ask for 'delta'",

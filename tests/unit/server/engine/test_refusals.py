@@ -65,6 +65,22 @@ def test_one_bad_table_of_two_rejects_both(engine, session, table):
     assert _everything(engine, table) == before
 
 
+@pytest.mark.parametrize("step", [0, 1 << 63, (1 << 64) - 1])
+def test_a_step_that_cannot_be_changes_no_table_of_the_request(engine, session, table, step):
+    other = open_table(engine, session, adam_schema(10, 4))
+    before = _everything(engine, table), _everything(engine, other)
+    one = np.ones((1, 4), np.float32)
+    with pytest.raises(InvalidArgument, match="step"):
+        engine.update([batch(table, [1], one), batch(other, [1], one, step=step)])
+    if step:
+        with pytest.raises(InvalidArgument, match="step"):
+            engine.scatter(
+                id=other.id, generation=other.generation, rows=None, range=(0, 1),
+                fields=["exp_avg"], values=[one], step=step,
+            )  # fmt: skip
+    assert (_everything(engine, table), _everything(engine, other)) == before
+
+
 def test_a_table_twice_in_a_request_is_refused(engine, table):
     one = batch(table, [5], np.ones((1, 4), np.float32))
     with pytest.raises(InvalidArgument, match="twice"):
