@@ -95,6 +95,7 @@ class Tables:
                 table=table_id,
                 generation=table.generation,
             )
+        _check_whole(table)
         table.gate.enter()
         return table
 
@@ -134,10 +135,17 @@ class Tables:
         table = self._make(record)
         manifest = record.manifest
         began = time.perf_counter()
-        result = recovery.rebuild(
-            self._store, record.family, manifest, record.schema,
-            table.location.view(np.uint64), table.check,
-        )  # fmt: skip
+        try:
+            result = recovery.rebuild(
+                self._store, record.family, manifest, record.schema,
+                table.location.view(np.uint64), table.check,
+            )  # fmt: skip
+        except MomentdError as error:
+            # Its files stay as they are. The other tables are served.
+            log.exception("table %d is broken", table.id)
+            table.broken = error
+            self._register(table)
+            return
         table.live = dict(result.live_records)
         table.rows_touched = result.rows_touched
         table.segments = {s: self._store.get(s) for s, _ in manifest.segments}
@@ -354,6 +362,8 @@ class Tables:
         written = 0
         failure: MomentdError | None = None
         for table in self.all():
+            if table.broken is not None:
+                continue  # nothing of it is in memory
             try:
                 written += self._flush(table)
             except TableNotFound:
@@ -366,6 +376,7 @@ class Tables:
         return written
 
     def _flush(self, table: Table) -> int:
+        _check_whole(table)
         with table.gate.alone():
             written = self.spiller.spill_all(table)
             self._store.sync(list(table.segments.values()))
@@ -377,8 +388,19 @@ class Tables:
         return written
 
 
+def _check_whole(table: Table) -> None:
+    if table.broken is not None:
+        raise type(table.broken)(
+            f"table {table.record.name or table.id} is broken since the daemon's start: "
+            f"{table.broken.message}; its files are untouched. To go on without it: "
+            f"`momentd runs drop {table.record.run}`, then load a checkpoint",
+            table=table.id,
+        )
+
+
 def _check_existing(table: Table, schema: Schema, mode: OpenMode) -> None:
     name = table.record.name
+    _check_whole(table)
     if mode == "create":
         raise TableInUse(
             f"a table named {name!r} exists already: open it, or use another name", name=str(name)

@@ -21,7 +21,7 @@ from momentd_server.storage import frames, hashing
 from momentd_server.storage.diskio import aligned_buffer
 from momentd_server.storage.segments import Segment, SegmentStore
 from momentd_server.storage.space import Space
-from momentd_wire.errors import MomentdError
+from momentd_wire.errors import InternalError, MomentdError
 
 log = logging.getLogger("momentd.spill")
 
@@ -263,19 +263,22 @@ class Cleaner:
             try:
                 while not self._stopping and self._clean_once():
                     self._progressed()
-            except Exception:
+            except Exception as error:
                 log.exception("cleaning failed")
+                self.failure = InternalError(f"writing records to disk failed: {error!r}")
             self._progressed()
 
     def _clean_once(self) -> bool:
         """One batch for each table that is short; False if there was nothing to do."""
         worked = False
+        short_anywhere = False
         for table in list(self._tables()):
             with self._lane:
                 slab = table.slabs_to_clean.pop() if table.slabs_to_clean else None
                 short = self._cache.short_of_clean(table)
             if slab is None and not short:
                 continue
+            short_anywhere = True
             try:
                 worked = self._spiller.spill(table, slab=slab) > 0 or worked
                 self.failure = None
@@ -283,4 +286,7 @@ class Cleaner:
                 log.warning("spill of table %d failed: %s", table.id, failure)
                 self.failure = failure
                 return False
+        if not short_anywhere:
+            # The table whose spill failed is gone: nobody waits for that any more.
+            self.failure = None
         return worked

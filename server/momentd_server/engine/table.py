@@ -16,6 +16,7 @@ from momentd_server.storage.catalog import Manifest, TableRecord
 from momentd_server.storage.location import version
 from momentd_server.storage.segments import Segment
 from momentd_server.storage.space import META_BYTES, Geometry, Space
+from momentd_wire.errors import MomentdError
 
 
 @dataclass(slots=True)
@@ -59,6 +60,8 @@ class Table:
         self.initial = record.schema.initial_record
 
         self.gate = Gate(record.id)
+        # Why its records could not be found at the start; it is then never entered.
+        self.broken: MomentdError | None = None
         self.openers: set[bytes] = set()  # sessions that opened or made it; ended ones stay
         self.spilling = threading.Lock()  # one spill batch of a table at a time
         self.slabs: Rows = np.empty(0, np.int64)
@@ -202,4 +205,5 @@ class Table:
             rows_updated=counters.rows_updated.total,
             rows_per_s=counters.rows_updated.per_second(),
             update_latency=counters.latency.summary(),
+            broken=self.broken is not None,
         )
