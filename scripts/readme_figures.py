@@ -1,0 +1,86 @@
+"""Writes the README's figures from benchmarks/results, between its markers.
+
+python scripts/readme_figures.py
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+BLOCK = re.compile(r"(<!-- figures:begin.*?-->\n).*?(<!-- figures:end -->)", re.DOTALL)
+
+
+def main() -> None:
+    """Replaces the block; fails if a result or a marker is missing."""
+    step, cold, memory = (_read(name) for name in ("step", "cold", "memory"))
+    lines = [
+        "A whole `optimizer.step()` as the trainer sees it, CPU weights, side by side in one run:",
+        "",
+        "| rows x width, rows a step | `torch.optim.SparseAdam` in RAM | momentd, cache holds the "
+        "state | ratio |",
+        "|---|---|---|---|",
+        *(_step_line(row) for row in step["rows"]),
+        "",
+        *(_cold_line(row) for row in cold["rows"]),
+        *(_memory_line(row) for row in memory["rows"]),
+        "",
+        _machine(step),
+        "",
+    ]
+    readme = ROOT / "README.md"
+    text, found = BLOCK.subn(
+        lambda match: match[1] + "\n".join(lines) + match[2], readme.read_text()
+    )
+    if not found:
+        raise SystemExit("README.md has no figures:begin and figures:end markers")
+    readme.write_text(text)
+
+
+def _read(name: str) -> dict[str, Any]:
+    path = RESULTS / f"{name}.json"
+    if not path.exists():
+        raise SystemExit(f"{path} is missing: run `make bench ARGS={name}` first")
+    return json.loads(path.read_text())
+
+
+def _step_line(row: dict[str, Any]) -> str:
+    numbers = row["numbers"]
+    return (
+        f"| {row['case'].strip()} | {numbers['torch_ms']:.1f} ms | {numbers['momentd_ms']:.1f} ms "
+        f"| {numbers['ratio']:.1f} |"
+    )
+
+
+def _cold_line(row: dict[str, Any]) -> str:
+    numbers = row["numbers"]
+    return (
+        f"* Cold ({row['case'].strip()}, 10,000 rows a step): {numbers['median_ms']:.0f} ms, "
+        f"{numbers['cold rows/s']:,.0f} rows a second from disk, {numbers['bytes/row']:.0f} bytes "
+        "written for each updated row of 1,024."
+    )
+
+
+def _memory_line(row: dict[str, Any]) -> str:
+    numbers = row["numbers"]
+    limit = f", bound {numbers['limit']:.0f}" if numbers.get("limit") else ""
+    return f"* Memory, {row['case'].strip()}: {numbers['measured']:.0f}{limit}."
+
+
+def _machine(result: dict[str, Any]) -> str:
+    machine = result["machine"]
+    memory = machine["memory_bytes"] / 2**30
+    return (
+        f"Measured on {machine['cores']} cores ({machine['cpu']}), {memory:.0f} GiB, "
+        f"{machine['disk']['file_system']} on a virtual NVMe disk, torch "
+        f"{machine['packages']['torch']}, with `make bench`; all of it is in "
+        "[benchmarks](benchmarks)."
+    )
+
+
+if __name__ == "__main__":
+    main()
