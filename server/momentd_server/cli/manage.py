@@ -185,9 +185,10 @@ def _confirm(found: list[views.Run], *, yes: bool) -> None:
     if yes:
         return
     total = sum(run.disk_bytes for run in found)
+    tables = sum(run.tables for run in found)
     names = ", ".join(run.run or "(no label)" for run in found)
     click.confirm(
-        f"Drop {sum(run.tables for run in found)} tables of {names} ({format_bytes(total)})?",
+        f"Drop {tables} table{'s' * (tables != 1)} of {names} ({format_bytes(total)})?",
         abort=True,
         err=True,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import shlex
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -393,9 +394,14 @@ def _check_whole(table: Table) -> None:
         raise type(table.broken)(
             f"table {table.record.name or table.id} is broken since the daemon's start: "
             f"{table.broken.message}; its files are untouched. To go on without it: "
-            f"`momentd runs drop {table.record.run}`, then load a checkpoint",
+            f"`{_drop_command(table)}`, then load a checkpoint",
             table=table.id,
         )
+
+
+def _drop_command(table: Table) -> str:
+    """What a person types to be rid of a table: a label has blanks in it."""
+    return f"momentd runs drop {shlex.quote(table.record.run)}"
 
 
 def _check_existing(table: Table, schema: Schema, mode: OpenMode) -> None:
@@ -408,7 +414,7 @@ def _check_existing(table: Table, schema: Schema, mode: OpenMode) -> None:
     if table.schema != schema:
         raise SchemaMismatch(
             f"table {name!r} has {_describe(table.schema)}, asked for was {_describe(schema)}: "
-            f"use another name, or drop it (`momentd tables drop {name}`)",
+            f"use another name, or drop the tables of its run (`{_drop_command(table)}`)",
             name=str(name),
         )
 

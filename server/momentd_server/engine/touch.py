@@ -24,7 +24,7 @@ from momentd_server.jit import Pool
 from momentd_server.storage import frames
 from momentd_server.storage.diskio import READ_MISMATCH, READ_OK, READ_PAST_END, ReadPool
 from momentd_server.storage.segments import SegmentStore
-from momentd_server.storage.space import Space
+from momentd_server.storage.space import Space, least_cache_bytes
 from momentd_wire.errors import CacheTooSmall, CorruptRecord, MomentdError, StorageFailed
 
 T = TypeVar("T")
@@ -130,11 +130,12 @@ class Toucher:
     def _check_size(self, touches: Sequence[Touch]) -> None:
         wanted = sum(touch.cache_bytes for touch in touches)
         if wanted > self._limit_bytes:
+            needed = least_cache_bytes(4 * wanted)
             raise CacheTooSmall(
                 f"the request's records take {wanted} bytes of cache, more than a quarter of the "
                 f"cache ({self._limit_bytes} bytes): start the daemon with --cache "
-                f"{-(-4 * wanted >> 20)}MiB or more, or use smaller batches",
-                needed_bytes=4 * wanted,
+                f"{needed >> 20}MiB or more, or use smaller batches",
+                needed_bytes=needed,
             )
 
     def _look_up(self, touches: Sequence[Touch]) -> bool:

@@ -103,7 +103,14 @@ def pack_header(header: SegmentHeader) -> bytes:
 
 def unpack_header(block: bytes, path: object) -> SegmentHeader:
     """The header of a segment. Raises CorruptRecord, Incompatible (a newer format)."""
-    if len(block) < HEADER_BYTES or block[:8] != _HEADER_MAGIC:
+    if len(block) < HEADER_BYTES and _HEADER_MAGIC.startswith(block[:8]):
+        raise CorruptRecord(
+            f"{path} is cut off after {len(block)} bytes: restore the file from a copy, or drop "
+            "its tables",
+            path=path,
+            offset=len(block),
+        )
+    if block[:8] != _HEADER_MAGIC:
         raise CorruptRecord(
             f"{path} is not a segment: its first bytes are {block[:8]!r}; "
             "restore the file from a copy, or drop its tables",

@@ -119,6 +119,11 @@ def create_memfd(name: str) -> int:
         return os.memfd_create(name, _MFD_CLOEXEC | _MFD_ALLOW_SEALING)
 
 
+def least_cache_bytes(slab_bytes: int) -> int:
+    """The smallest `cache_bytes` of a space whose slabs have that many bytes together."""
+    return _FIXED_BYTES + _round_up(slab_bytes, SLAB_BYTES)
+
+
 @dataclass(frozen=True, slots=True)
 class Geometry:
     """Where the frames of a slab lie, for one record size."""

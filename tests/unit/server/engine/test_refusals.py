@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 
@@ -115,11 +117,37 @@ def test_a_batch_above_a_quarter_of_the_cache_names_the_minimum(engine, session)
     engine.update([batch(table, rows, np.ones((rows.size, 128), np.float32))])
 
 
+@pytest.mark.parametrize("count", [6_000, 6_656, 7_777])
+def test_the_cache_that_was_asked_for_is_enough_and_not_too_much(tmp_path, engine, session, count):
+    table = open_table(engine, session, adam_schema(10_000, 128))
+    rows, grads = np.arange(count), np.ones((count, 128), np.float32)
+    with pytest.raises(CacheTooSmall, match=r"--cache \d+MiB") as refused:
+        engine.update([batch(table, rows, grads)])
+    needed_mib = int(refused.value.details["needed_bytes"]) >> 20
+    assert f"--cache {needed_mib}MiB" in str(refused.value)
+    for cache_mib, enough in ((needed_mib, True), (needed_mib - 1, False)):
+        larger = start_engine(tmp_path / str(cache_mib), cache_mib=cache_mib)
+        try:
+            table = open_table(larger, open_session(larger), adam_schema(10_000, 128))
+            with nullcontext() if enough else pytest.raises(CacheTooSmall):
+                larger.update([batch(table, rows, grads)])
+        finally:
+            larger.stop(discard=True)
+            larger.close()
+
+
 def test_a_named_table_with_another_schema_is_refused(engine, session):
     open_table(engine, session, adam_schema(10, 4), "entities")
     for other in (adam_schema(11, 4), adam_schema(10, 5), adam_schema(10, 4, "float64")):
-        with pytest.raises(SchemaMismatch, match="entities"):
+        with pytest.raises(SchemaMismatch, match=r"'entities' has .*`momentd runs drop test`"):
             open_table(engine, session, other, "entities")
+
+
+def test_the_command_that_a_refusal_names_can_be_typed(engine, session):
+    arguments = {"name": "n", "label": "", "run": "train.py @ host 1", "mode": "open_or_create"}
+    engine.open_table(session, schema=adam_schema(10, 4), **arguments)
+    with pytest.raises(SchemaMismatch, match=r"`momentd runs drop 'train.py @ host 1'`"):
+        engine.open_table(session, schema=adam_schema(11, 4), **arguments)
 
 
 def test_create_and_open_modes(engine, session):

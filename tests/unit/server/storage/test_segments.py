@@ -393,6 +393,15 @@ def test_a_newer_segment_format_names_both(inherited):
         store.open_existing(FAMILY, segment_id, counted)
 
 
+@pytest.mark.parametrize("left", [0, 5, 100])
+def test_a_segment_cut_off_in_its_header_says_so(inherited, left):
+    store, segment_id, counted, path = inherited
+    with path.open("r+b") as file:
+        file.truncate(left)
+    with pytest.raises(CorruptRecord, match=f"cut off after {left} bytes"):
+        store.open_existing(FAMILY, segment_id, counted)
+
+
 def test_foreign_file_in_a_segments_place(inherited):
     store, segment_id, counted, path = inherited
     path.write_bytes(b"hello" * 100_000)
