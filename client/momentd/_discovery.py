@@ -57,13 +57,15 @@ def init(
         autostart: Whether to start one if none is found.
 
     Raises:
-        InvalidArgument: An address or a size does not read.
+        InvalidArgument: An address or a size does not read, or the size is not above 0.
     """
     global _settings  # noqa: PLW0603  # the defaults of the process are what this is about
     if address is not None:
         addresses.parse(address)
     if cache is not None:
-        cache = units.parse_bytes(cache) if isinstance(cache, str) else int(cache)
+        asked, cache = cache, units.parse_bytes(cache) if isinstance(cache, str) else int(cache)
+        if cache <= 0:
+            raise InvalidArgument(f"cache is {asked!r}, it must be above 0 bytes")
     _settings = Settings(
         address=address,
         cache_bytes=cache,
@@ -169,7 +171,10 @@ def timeout_s() -> float:
     text = os.environ.get(addresses.TIMEOUT_VARIABLE)
     if not text:
         return addresses.DEFAULT_TIMEOUT_S
-    seconds = units.parse_duration(text)
+    try:
+        seconds = units.parse_duration(text)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"${addresses.TIMEOUT_VARIABLE}: {error.message}") from None
     if seconds <= 0:
         raise InvalidArgument(f"${addresses.TIMEOUT_VARIABLE} is {text!r}, it must be above 0")
     return seconds

@@ -143,6 +143,12 @@ def test_an_address_that_does_not_read_is_refused_by_init(address):
         momentd.init(address=address)
 
 
+@pytest.mark.parametrize("cache", [0, -5, "0"])
+def test_a_cache_of_nothing_is_refused_by_init(cache):
+    with pytest.raises(InvalidArgument, match="must be above 0"):
+        momentd.init(cache=cache)
+
+
 def test_init_reads_sizes():
     momentd.init(cache="1.5GiB")
     assert _discovery.settings().cache_bytes == 3 << 29
@@ -167,7 +173,7 @@ def test_the_timeout_is_a_duration(monkeypatch, text, seconds):
 @pytest.mark.parametrize("text", ["0", "soon", "-1"])
 def test_a_timeout_that_makes_no_sense_is_refused(monkeypatch, text):
     monkeypatch.setenv("MOMENTD_TIMEOUT", text)
-    with pytest.raises(InvalidArgument):
+    with pytest.raises(InvalidArgument, match="MOMENTD_TIMEOUT"):
         _discovery.timeout_s()
 
 
