@@ -15,7 +15,7 @@ from torch import Tensor
 
 from momentd import rules
 from momentd._grads import table_shape
-from momentd.errors import InvalidArgument, SnapshotNotFound
+from momentd.errors import InvalidArgument, SnapshotNotFound, StateRolledBack, TableNotFound
 from momentd.optim import _groups
 from momentd.optim._records import Entry, Record, is_placeholder
 from momentd.table import Table
@@ -203,7 +203,11 @@ def _new_state(
             continue
         param = param_of[key]
         current = given.current(entry) if isinstance(entry, dict) else None
-        if current is not None and optimizer.state.get(param) is current.entry:
+        if (
+            current is not None
+            and optimizer.state.get(param) is current.entry
+            and _still_there(current)
+        ):
             state[param] = current.entry
             records.append(current)
         else:
@@ -223,6 +227,16 @@ def _new_state(
         optimizer._drop(made)
         raise
     return state, records
+
+
+def _still_there(record: Record) -> bool:
+    """Whether the daemon still has what the record says: it may have been killed since."""
+    if record.table is None:
+        return True
+    try:
+        return record.table.refresh().update_number == record.update_number
+    except (TableNotFound, StateRolledBack):
+        return False
 
 
 def read_entry(entry: Any, param: Tensor, rule: rules.SparseAdam, where: str) -> Saved:

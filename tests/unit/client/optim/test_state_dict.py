@@ -57,6 +57,17 @@ def test_only_touched_rows_travel(fake):
     assert fake.scattered_rows == 2
 
 
+def test_loading_what_was_current_fills_new_tables_if_the_daemon_lost_its_own(fake):
+    module, optimizer = trained(fake)
+    saved = optimizer.state_dict()
+    fake.tables.clear()
+    optimizer.load_state_dict(saved)
+    for ours, kept in zip(moments(optimizer), list(saved["state"][0].values())[1:], strict=True):
+        assert torch.equal(ours, kept)
+    step_rows(optimizer, module.weight, [1, 2], [0.5, 0.5])
+    assert optimizer.state_dict()["state"][0]["step"] == 4
+
+
 def test_loading_what_is_current_touches_nothing(fake):
     _, optimizer = trained(fake)
     saved = optimizer.state_dict()
