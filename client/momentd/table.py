@@ -139,7 +139,7 @@ class Table:
 
         Args:
             rows: Integer ids, (n,). Gradients of a repeated id are summed first, in order.
-            grads: (n, dim).
+            grads: (n, dim), of any float type: converted to the state's.
             mask: (n, dim), true where the gradient has an element; default: everywhere.
             step: What bias correction counts; default: the table's counter + 1.
             hyper: Of the rule, e.g. lr, betas, eps, maximize for `sparse_adam`.
