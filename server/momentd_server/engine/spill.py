@@ -17,7 +17,7 @@ from momentd_server.engine.api import Rows
 from momentd_server.engine.cache import Cache
 from momentd_server.engine.lane import Lane
 from momentd_server.engine.table import Table
-from momentd_server.storage import frames, hashing
+from momentd_server.storage import frames, hashing, location
 from momentd_server.storage.diskio import aligned_buffer
 from momentd_server.storage.segments import Segment, SegmentStore
 from momentd_server.storage.space import Space
@@ -137,8 +137,7 @@ class Spiller:
 
         segment = self._segment_for(table, count)
         first = self._store.append(segment, records, batch.rows[:count], versions, hashes, delta)
-        slot = np.int64(1 << 62 | segment.id << 28 | first)
-        batch.slots = slot + offsets
+        batch.slots = np.int64(location.slot(segment.id, first)) + offsets
         batch.hashes, batch.checks, batch.segment = hashes, checks, segment
         table.counters.bytes_written += count * record_bytes
 
@@ -193,6 +192,7 @@ class _Batch:
         self.capacity = BATCH_BYTES // table.geometry.record_bytes
         self.count = 0
         self.geo = table.geo
+        self.record_bytes = table.geometry.record_bytes
         self.rows = np.empty(self.capacity, np.int64)
         self.updates = np.empty(self.capacity, np.int64)
         self.old = np.empty(self.capacity, np.int64)
@@ -206,7 +206,7 @@ class _Batch:
         """The unfilled parts of all arrays, in the order of frames.copy_dirty."""
         at = self.count
         return (
-            self.buffer[at * int(self.geo[frames.G_RECORD_BYTES]) :],
+            self.buffer[at * self.record_bytes :],
             self.rows[at:],
             self.updates[at:],
             self.old[at:],

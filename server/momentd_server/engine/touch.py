@@ -21,7 +21,7 @@ from momentd_server.engine.lane import Lane
 from momentd_server.engine.spill import Cleaner
 from momentd_server.engine.table import Table
 from momentd_server.jit import Pool
-from momentd_server.storage import frames
+from momentd_server.storage import frames, location
 from momentd_server.storage.diskio import READ_MISMATCH, READ_OK, READ_PAST_END, ReadPool
 from momentd_server.storage.segments import SegmentStore
 from momentd_server.storage.space import Space, least_cache_bytes
@@ -29,8 +29,6 @@ from momentd_wire.errors import CacheTooSmall, CorruptRecord, MomentdError, Stor
 
 T = TypeVar("T")
 _LEAST_ROWS: Final = 2048  # below this a second thread costs more than it brings
-_SEGMENT_MASK: Final = (1 << 34) - 1
-_OFFSET_MASK: Final = (1 << 28) - 1
 
 
 class Touch:
@@ -283,11 +281,11 @@ class Toucher:
         the segments stay (the slots were read in the lane and their segments pinned since).
         """
         hashes = np.empty(rows.size, np.uint64)
-        segments = (slots >> 28) & _SEGMENT_MASK
+        segments = (slots >> int(location.SEGMENT_SHIFT)) & int(location.SEGMENT_MASK)
         with self._store.pin(segments) as pins:
             status = self._readers.read(
-                pins.fds, slots & _OFFSET_MASK, table.geometry.record_bytes, rows, checks,
-                table.family, table.initial, dest, dest_offsets, hashes,
+                pins.fds, slots & int(location.OFFSET_MASK), table.geometry.record_bytes, rows,
+                checks, table.family, table.initial, dest, dest_offsets, hashes,
             )  # fmt: skip
         table.counters.bytes_read += rows.size * table.geometry.record_bytes
         bad = np.flatnonzero(status != READ_OK)

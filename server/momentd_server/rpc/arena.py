@@ -15,12 +15,11 @@ from typing import Final
 
 from momentd_server.engine.sessions import Session
 from momentd_server.obs import machine
+from momentd_server.storage.space import create_memfd
 from momentd_wire import limits
 from momentd_wire.errors import LimitExceeded, OutOfMemory
 from momentd_wire.units import format_bytes
 
-# Newer kernels want to be told that a memfd is not for running programs; older refuse the flag.
-_MFD_NOEXEC_SEAL: Final = 0x0008
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 # Left to everybody else when an arena is made.
 MEMORY_RESERVE_BYTES: Final = 64 << 20
@@ -33,7 +32,7 @@ class Arena:
         """Makes and seals it. Raises OutOfMemory."""
         self.number: Final = number
         self.nbytes: Final = nbytes
-        self.fd: Final = _make_memfd(f"momentd-arena-{number}")
+        self.fd: Final = create_memfd(f"momentd-arena-{number}")
         try:
             _reserve(self.fd, nbytes)
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
@@ -122,16 +121,6 @@ def _check_memory(nbytes: int) -> None:
             "them stay free; use smaller batches or a smaller --cache",
             available=available,
         )
-
-
-def _make_memfd(name: str) -> int:
-    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
-    try:
-        return os.memfd_create(name, flags | _MFD_NOEXEC_SEAL)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        return os.memfd_create(name, flags)
 
 
 def _reserve(fd: int, nbytes: int) -> None:

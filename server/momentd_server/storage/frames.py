@@ -33,8 +33,7 @@ SEGMENT_SHIFT: Final = 28
 _AHEAD: Final = 16
 _SLAB_WORDS: Final = SLAB_BYTES // 8
 
-# Geometry of one table's frames, as an int64 array for the kernels.
-G_SLABS_AT, G_RECORD_BYTES, G_FRAMES, G_RECORDS_AT = 0, 1, 2, 3
+# `geo` of a kernel: int64 (slabs_at, record_bytes, frames of a slab, records_at), one for a table.
 
 
 def dirty_word(update_number: int) -> int:

@@ -106,17 +106,18 @@ _MADV_POPULATE_WRITE: Final = 23
 _MADV_COLLAPSE: Final = 25
 _MAP_SHARED, _MAP_PRIVATE, _MAP_FIXED, _MAP_ANONYMOUS, _MAP_NORESERVE = 1, 2, 0x10, 0x20, 0x4000
 _FALLOC_KEEP_SIZE, _FALLOC_PUNCH_HOLE = 1, 2
-_MFD_CLOEXEC, _MFD_ALLOW_SEALING, _MFD_NOEXEC_SEAL = 1, 2, 8
+_MFD_NOEXEC_SEAL: Final = 8
 
 
 def create_memfd(name: str) -> int:
     """A memfd that never becomes executable; older kernels do not know the flag."""
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
     try:
-        return os.memfd_create(name, _MFD_CLOEXEC | _MFD_ALLOW_SEALING | _MFD_NOEXEC_SEAL)
+        return os.memfd_create(name, flags | _MFD_NOEXEC_SEAL)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        return os.memfd_create(name, _MFD_CLOEXEC | _MFD_ALLOW_SEALING)
+        return os.memfd_create(name, flags)
 
 
 def least_cache_bytes(slab_bytes: int) -> int:
