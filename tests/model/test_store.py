@@ -146,9 +146,13 @@ class StoreMachine(RuleBasedStateMachine):
     def books_are_right(self) -> None:
         for table in self.engine.tables.all():
             with self.engine._lane:
-                free, clean, dirty = frames.count_states(table.slabs, self.engine._words, table.geo)
+                free, clean, dirty, fresh, queued = frames.count_states(
+                    table.slabs, self.engine._words, table.geo
+                )
                 assert dirty == table.dirty
                 assert free + clean + dirty == table.frames
+                assert fresh == table.fresh
+                assert queued == table.queued
 
     def teardown(self) -> None:
         if not hasattr(self, "engine"):

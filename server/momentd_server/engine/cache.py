@@ -12,8 +12,8 @@ from typing import Final
 import numpy as np
 
 from momentd_server.engine.api import Rows
-from momentd_server.engine.table import Table
-from momentd_server.storage import frames
+from momentd_server.engine.table import MAX_VICTIMS, Table
+from momentd_server.storage import frames, victim_kernels
 from momentd_server.storage.space import ROW_BYTES, SLAB_BYTES, Space
 from momentd_wire.errors import OutOfMemory
 
@@ -167,7 +167,7 @@ class Cache:
         if table.free_top < count:
             self._grow(table, count)
         if table.free_top < count:
-            self._evict(table, count - table.free_top)
+            table.evict(count - table.free_top, self._words)
         if table.free_top < count:
             self._take_over(table, count)
         if table.free_top < count:
@@ -192,12 +192,16 @@ class Cache:
         """Frames to clean so that the next requests of this table find two batches in stock."""
         if self.stock.free or not table.slabs.size:
             return 0
-        clean = table.frames - table.dirty
-        wanted = min(2 * table.demand, table.frames)
-        return max(0, min(wanted - clean, table.dirty))
+        # Of a table that has few frames not all: what is used all the time is to stay.
+        wanted = max(table.demand, min(2 * table.demand, table.frames // 2))
+        return max(0, min(wanted, table.frames, MAX_VICTIMS) - table.in_stock)
 
     def nothing_to_clean(self) -> bool:
         return not any(table.dirty for table in self._tables())
+
+    def fresh_bytes(self) -> int:
+        """What read-ahead has brought and nobody has used yet."""
+        return sum(table.fresh * table.frame_bytes for table in self._tables())
 
     def _grow(self, table: Table, count: int) -> None:
         while table.free_top < count:
@@ -209,16 +213,6 @@ class Cache:
     def _give_slab(self, table: Table, slab: int) -> None:
         self._space.clear_slab_meta(slab, table.geometry)
         table.add_slab(slab)
-
-    def _evict(self, table: Table, count: int) -> None:
-        if not table.slabs.size:
-            return
-        out = table.free[table.free_top :]
-        # Two turns: the first takes reference bits away.
-        table.free_top += frames.evict(
-            table.slabs, table.evict_hand, min(count, out.size), 2 * table.frames,
-            table.location, self._words, table.geo, out,
-        )  # fmt: skip
 
     def _take_over(self, table: Table, count: int) -> None:
         """Takes slabs from idle tables, and from those above their fair share."""
@@ -245,8 +239,8 @@ class Cache:
             if missing <= 0:
                 return
             freed = np.empty(victim.geometry.frames, np.int64)
-            evicted, dirty, pinned = frames.evict_slab(
-                slab, victim.location, self._words, victim.geo, freed
+            evicted, dirty, pinned = victim_kernels.evict_slab(
+                slab, victim.location, self._words, victim.geo, victim.tally, freed
             )
             if dirty == 0 and pinned == 0:
                 victim.free_top = frames.without_slab(victim.free, victim.free_top, slab)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import queue
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -28,12 +27,14 @@ from momentd_server.engine.api import (
     TableView,
 )
 from momentd_server.engine.cache import Cache, SlabStock
+from momentd_server.engine.flight import Touch
 from momentd_server.engine.lane import Lane
 from momentd_server.engine.lifecycle import BASE_BYTES, Tables
+from momentd_server.engine.prefetch import Prefetcher
 from momentd_server.engine.sessions import Session, Sessions
 from momentd_server.engine.spill import Cleaner
 from momentd_server.engine.table import Table
-from momentd_server.engine.touch import Touch, Toucher
+from momentd_server.engine.touch import Toucher
 from momentd_server.jit import Pool
 from momentd_server.obs import machine
 from momentd_server.schema import Schema
@@ -46,7 +47,6 @@ from momentd_server.storage.space import ROW_BYTES, SLAB_BYTES, Space
 from momentd_wire.errors import (
     DaemonUnavailable,
     InvalidArgument,
-    MomentdError,
     OutOfMemory,
     RowOutOfRange,
     SessionNotFound,
@@ -61,7 +61,6 @@ _PROGRESS_ROWS: Final = 4096
 _LEAST_ROWS: Final = 512
 # Cold rows of a gather are read through a buffer of this size.
 _GATHER_BYTES: Final = 16 << 20
-_PREFETCH_QUEUE: Final = 16
 # What an orderly stop is expected to write a second, until it was measured.
 _WRITE_BYTES_PER_S: Final = 500e6
 
@@ -116,10 +115,7 @@ class LocalEngine:
         )
         self._direct_io = files.takes_direct_io(datadir.path)
         self._scratch = threading.local()
-        self._prefetches: queue.Queue[tuple[int, int, Rows] | None] = queue.Queue(_PREFETCH_QUEUE)
-        self._prefetcher = threading.Thread(
-            target=self._prefetch_loop, name="momentd-prefetch", daemon=True
-        )
+        self._prefetcher = Prefetcher(self._toucher, self._in_table)
         self._work = threading.Condition()  # guards the two fields below
         self._requests = 0
         self.state: State = "starting"
@@ -177,8 +173,7 @@ class LocalEngine:
             if self._stopped:
                 return
             self._stopped = True
-            self._prefetches.put(None)
-            self._prefetcher.join()
+            self._prefetcher.stop()
             self._cleaner.stop()
             self._stock.stop()
             if not discard:
@@ -397,7 +392,7 @@ class LocalEngine:
             item.rule.apply(self._pool, records, item.input, batch.hyper, step, start, stop)
             if progress:
                 progress(position, stop, rows)
-        table.dirty += rows - touch.dirty
+        touch.used()
         table.block["update_number"] = number
         table.block["step"] = step
         values, factors = item.input.out_values, item.input.out_factors
@@ -504,7 +499,7 @@ class LocalEngine:
                 frames.dirty_word(number), view, order, at, self._space.bytes, self._words,
                 least=_LEAST_ROWS,
             )  # fmt: skip
-        table.dirty += touch.rows.size - touch.dirty
+        touch.used()
         table.block["update_number"] = number
         if step is not None:
             table.block["step"] = step
@@ -516,27 +511,15 @@ class LocalEngine:
             source = np.empty(wanted.size, np.int64)
             with self._lane:
                 frames.locate(wanted, table.location, table.geo, source)
-                clean = self._stock.free * table.geometry.frames + table.frames - table.dirty
-            # Look-ahead takes at most a quarter of what is clean: it must not push out what is hot.
-            wanted = wanted[source < -1][: max(clean // 4, 0)]
-            if wanted.size:
-                try:
-                    self._prefetches.put_nowait((id, generation, wanted))
-                except queue.Full:
-                    return 0
+            wanted = wanted[source < -1]
+            if wanted.size and not self._prefetcher.offer(table, wanted):
+                return 0
             return wanted.size
 
-    def _prefetch_loop(self) -> None:
-        while (item := self._prefetches.get()) is not None:
-            table_id, generation, rows = item
-            try:
-                with self._request(), self._entered([(table_id, generation)]) as (table,):
-                    self._toucher.prefetch(Touch(table, rows))
-            except MomentdError as error:
-                # Whoever needs the rows reads them again and gets the error.
-                log.info("prefetch of table %d: %s", table_id, error)
-            except Exception:
-                log.exception("prefetch of table %d failed", table_id)
+    @contextlib.contextmanager
+    def _in_table(self, table_id: int, generation: int) -> Generator[Table]:
+        with self._request(), self._entered([(table_id, generation)]) as (table,):
+            yield table
 
     # ------------------------------------------------------------------------------ stats
 

@@ -17,7 +17,7 @@ from momentd_server.engine.api import Rows
 from momentd_server.engine.cache import Cache
 from momentd_server.engine.lane import Lane
 from momentd_server.engine.table import Table
-from momentd_server.storage import frames, hashing, location
+from momentd_server.storage import hashing, location, victim_kernels
 from momentd_server.storage.diskio import aligned_buffer
 from momentd_server.storage.segments import Segment, SegmentStore
 from momentd_server.storage.space import Space
@@ -30,6 +30,7 @@ BATCH_BYTES: Final = 8 << 20
 _JOB_BYTES: Final = 1 << 20
 _JOB_FRAMES: Final = 1 << 15
 _PUBLISH_FRAMES: Final = 8192
+_TURNS: Final = 6
 _RETRY_S: Final = 1.0
 
 
@@ -50,27 +51,30 @@ class Spiller:
         self._release = release
         self._buffers: list[np.ndarray] = []
 
-    def spill(self, table: Table, *, slab: int | None = None, any_ref: bool = False) -> int:
-        """Write one batch of dirty records, cold ones first; returns how many became clean.
+    def spill(self, table: Table, *, slab: int | None = None, wanted: int = 0) -> int:
+        """Write one batch of dirty records; returns how many frames became clean or victims.
 
-        `slab`: only records of this slab. Raises OutOfSpace and StorageFailed with nothing changed.
+        Those of one `slab`, or, if victims are `wanted`, such as were not used of late and then may
+        leave the cache; else any. Raises OutOfSpace and StorageFailed with nothing changed.
         """
         with table.spilling:
             batch = _Batch(table, self._take_buffer())
             try:
-                if slab is None:
-                    self._copy(table, batch, any_ref=any_ref)
-                else:
+                if slab is not None:
                     self._copy_slab(table, batch, slab)
+                elif wanted:
+                    self._choose(table, batch, wanted)
+                else:
+                    self._turn(table, batch, age=0)
                 if not batch.count:
-                    return 0
+                    return batch.queued
                 try:
                     self._write(table, batch)
                 except BaseException:
                     with self._lane:
                         batch.withdraw(self._words)
                     raise
-                return self._publish(table, batch)
+                return self._publish(table, batch) + batch.queued
             finally:
                 self._buffers.append(batch.buffer)
 
@@ -78,7 +82,7 @@ class Spiller:
         """Write until nothing is dirty (nobody may update the table meanwhile). Returns bytes."""
         written = 0
         while table.dirty:
-            cleaned = self.spill(table, any_ref=True)
+            cleaned = self.spill(table)
             if not cleaned and table.dirty:
                 raise RuntimeError(f"{table.dirty} dirty records of table {table.id} are not found")
             written += cleaned * table.geometry.record_bytes
@@ -87,21 +91,31 @@ class Spiller:
     def _take_buffer(self) -> np.ndarray:
         return self._buffers.pop() if self._buffers else aligned_buffer(BATCH_BYTES)
 
-    def _copy(self, table: Table, batch: _Batch, *, any_ref: bool) -> None:
+    def _choose(self, table: Table, batch: _Batch, wanted: int) -> None:
+        """Copies records that were not used of late; queues such frames that are clean already."""
+        batch.victims = True
+        # A full batch costs the disk little more, but takes much of a table that has few frames.
+        batch.capacity = min(batch.capacity, max(wanted, table.frames // 8))
+        # What is used most has lost its count after so many turns, each as long as all before it.
+        for turn in range(_TURNS):
+            if not self._turn(table, batch, age=1 << turn):
+                return
+
+    def _turn(self, table: Table, batch: _Batch, age: int) -> bool:
+        """Once over all frames of a table, in short jobs; False if the batch is full before."""
         slabs = table.slabs
-        total = slabs.size * table.geometry.frames
-        # The first turn takes reference bits away, so within two turns everything is found.
-        to_scan = total if any_ref else 2 * total
+        to_scan = slabs.size * table.geometry.frames
         job = max(1, _JOB_BYTES // table.geometry.record_bytes)
-        while to_scan > 0 and batch.count < batch.capacity:
-            wanted = min(job, batch.capacity - batch.count)
+        while to_scan > 0:
+            wanted = min(job, batch.capacity - batch.count - batch.queued)
+            if not wanted:
+                return False
             with self._lane:
                 if table.slabs is not slabs:
-                    return  # slabs came or went meanwhile: what was copied is enough
+                    return False  # slabs came or went meanwhile: what was found is enough
                 most = min(_JOB_FRAMES, to_scan)
-                to_scan -= self._copy_some(
-                    table, batch, slabs, table.clean_hand, wanted, most, any_ref
-                )
+                to_scan -= self._move_hand(table, batch, slabs, table.hand, wanted, most, age)
+        return True
 
     def _copy_slab(self, table: Table, batch: _Batch, slab: int) -> None:
         """The whole slab in one job: afterwards it may have gone to another table."""
@@ -109,18 +123,19 @@ class Spiller:
         everything = table.geometry.frames
         with self._lane:
             if slab in table.slabs:
-                self._copy_some(table, batch, only, hand, everything, everything, any_ref=True)
+                self._move_hand(table, batch, only, hand, everything, everything, age=0)
 
-    def _copy_some(
+    def _move_hand(
         self, table: Table, batch: _Batch, slabs: Rows, hand: Rows, wanted: int, most: int,
-        any_ref: bool,
+        age: int,
     ) -> int:  # fmt: skip
-        """In the lane: copies up to `wanted` records; returns how many of `most` frames it saw."""
-        copied, scanned = frames.copy_dirty(
-            slabs, hand, wanted, most, any_ref, self._space.bytes, self._words, table.geo,
-            *batch.rest(),
+        """In the lane: finds up to `wanted` records; returns how many of `most` frames it saw."""
+        copied, queued, scanned = victim_kernels.choose(
+            slabs, hand, wanted, most, age, self._space.bytes, self._words, table.geo,
+            table.victims, table.tally, *batch.rest(),
         )  # fmt: skip
         batch.count += copied
+        batch.queued += queued
         return scanned
 
     def _write(self, table: Table, batch: _Batch) -> None:
@@ -160,10 +175,10 @@ class Spiller:
         for start in range(0, batch.count, _PUBLISH_FRAMES):
             part = slice(start, min(start + _PUBLISH_FRAMES, batch.count))
             with self._lane:
-                cleaned = frames.publish_spill(
+                cleaned = victim_kernels.publish_spill(
                     batch.frames[part], batch.rows[part], batch.updates[part], batch.slots[part],
-                    batch.hashes[part].view(np.int64), batch.checks[part], table.check,
-                    self._words, table.geo, old_slots,
+                    batch.hashes[part].view(np.int64), batch.checks[part], batch.victims,
+                    table.check, self._words, table.geo, table.victims, table.tally, old_slots,
                 )  # fmt: skip
                 table.dirty -= cleaned
                 segment = batch.segment.id
@@ -190,7 +205,9 @@ class _Batch:
     def __init__(self, table: Table, buffer: np.ndarray) -> None:
         self.buffer = buffer
         self.capacity = BATCH_BYTES // table.geometry.record_bytes
-        self.count = 0
+        self.count = 0  # copied
+        self.queued = 0  # clean frames that were found instead
+        self.victims = False  # whether the frames may leave the cache once they are clean
         self.geo = table.geo
         self.record_bytes = table.geometry.record_bytes
         self.rows = np.empty(self.capacity, np.int64)
@@ -203,7 +220,7 @@ class _Batch:
         self.segment: Segment
 
     def rest(self) -> tuple[np.ndarray, ...]:
-        """The unfilled parts of all arrays, in the order of frames.copy_dirty."""
+        """The unfilled parts of all arrays, in the order of victim_kernels.choose."""
         at = self.count
         return (
             self.buffer[at * self.record_bytes :],
@@ -214,7 +231,7 @@ class _Batch:
         )
 
     def withdraw(self, words: Rows) -> None:
-        frames.withdraw_copies(
+        victim_kernels.withdraw_copies(
             self.frames[: self.count], self.updates[: self.count], words, self.geo
         )
 
@@ -280,7 +297,7 @@ class Cleaner:
                 continue
             short_anywhere = True
             try:
-                worked = self._spiller.spill(table, slab=slab) > 0 or worked
+                worked = self._spiller.spill(table, slab=slab, wanted=short) > 0 or worked
                 self.failure = None
             except MomentdError as failure:
                 log.warning("spill of table %d failed: %s", table.id, failure)

@@ -5,18 +5,23 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 
 from momentd_server.engine.api import Rows, TableStats, TableView
+from momentd_server.engine.flight import Flight
 from momentd_server.engine.gate import Gate
 from momentd_server.obs.latency import LatencyWindow, Rate
-from momentd_server.storage import frames
+from momentd_server.storage import frames, victim_kernels
 from momentd_server.storage.catalog import Manifest, TableRecord
 from momentd_server.storage.location import version
 from momentd_server.storage.segments import Segment
 from momentd_server.storage.space import META_BYTES, Geometry, Space
 from momentd_wire.errors import MomentdError
+
+# Entries of a table's queue of victims; more frames than that are never cleaned ahead.
+MAX_VICTIMS: Final = 1 << 20
 
 
 @dataclass(slots=True)
@@ -29,6 +34,8 @@ class Counters:
     updates: int = 0
     bytes_read: int = 0
     bytes_written: int = 0
+    rows_prefetched: int = 0  # read ahead; not among the misses
+    reads_shared: int = 0  # misses that waited for another's read of the row
     rows_updated: Rate = field(default_factory=Rate)
     latency: LatencyWindow = field(default_factory=LatencyWindow)
 
@@ -68,9 +75,11 @@ class Table:
         self.free: Rows = np.empty(0, np.int64)  # a stack of frames; the first `free_top` count
         self.free_top = 0
         self.dirty = 0  # frames whose record is not on disk
-        self.evict_hand: Rows = np.zeros(1, np.int64)
-        self.clean_hand: Rows = np.zeros(1, np.int64)
-        self.demand = 0  # frames that the largest recent request missed
+        self.hand: Rows = np.zeros(1, np.int64)  # of the clock that chooses victims
+        self.victims: Rows = np.empty(1, np.int64)  # a queue of clean frames that may go
+        self.tally: Rows = np.zeros(victim_kernels.TALLY_WORDS, np.int64)
+        self.demand = 0  # frames that the largest recent request missed, or read-ahead
+        self.flights: list[Flight] = []  # whose reads are in work, oldest first
         self.slabs_to_clean: set[int] = set()
         self.reading = 0  # reads in flight: no segment is let go meanwhile
         self.slabs_offered = 0  # position of the next slab that another table may take
@@ -96,6 +105,21 @@ class Table:
         return self.slabs.size * self.geometry.frames
 
     @property
+    def queued(self) -> int:
+        """Clean frames that may go at once."""
+        return int(self.tally[victim_kernels.QUEUED_FRAMES])
+
+    @property
+    def fresh(self) -> int:
+        """Frames whose record was read and not used yet."""
+        return int(self.tally[frames.FRESH_FRAMES])
+
+    @property
+    def in_stock(self) -> int:
+        """Frames that a request can have at once."""
+        return self.free_top + self.queued
+
+    @property
     def frame_bytes(self) -> int:
         """Bytes that one record takes in the cache."""
         return self.geometry.record_bytes + META_BYTES
@@ -107,21 +131,47 @@ class Table:
 
     def add_slab(self, slab: int) -> None:
         """All frames of a cleared slab become free frames of this table."""
-        frames = self.geometry.frames
+        count = self.geometry.frames
         self.slabs = np.append(self.slabs, np.int64(slab))
-        grown = np.empty(self.frames, np.int64)
-        grown[: self.free_top] = self.free[: self.free_top]
+        if self.free.size < self.frames:
+            # Twice what is needed, so that a table that grows does not copy this every time.
+            grown = np.empty(2 * self.frames, np.int64)
+            grown[: self.free_top] = self.free[: self.free_top]
+            self.free = grown
+            self._make_room_for_victims()
         # In descending order: the stack then hands frames out in ascending order.
-        grown[self.free_top : self.free_top + frames] = (slab << 16) + np.arange(frames)[::-1]
-        self.free = grown
-        self.free_top += frames
+        top = self.free_top
+        self.free[top : top + count] = (slab << 16) + np.arange(count)[::-1]
+        self.free_top += count
+
+    def _make_room_for_victims(self) -> None:
+        size = min(1 << (self.free.size - 1).bit_length(), MAX_VICTIMS)
+        if size > self.victims.size:
+            larger = np.empty(size, np.int64)
+            victim_kernels.move_queue(self.victims, self.tally, -1, larger)
+            self.victims = larger
 
     def remove_slab(self, slab: int) -> None:
         """The slab's frames are free and not on the free list any more."""
         self.slabs = self.slabs[self.slabs != slab]
         self.slabs_to_clean.discard(slab)
-        self.evict_hand[0] = 0
-        self.clean_hand[0] = 0
+        victims = np.empty_like(self.victims)
+        victim_kernels.move_queue(self.victims, self.tally, slab, victims)
+        self.victims = victims
+        self.hand[0] = 0
+
+    def evict(self, want: int, words: Rows) -> None:
+        """In the lane: frames of victims join the free ones, up to `want`."""
+        out = self.free[self.free_top :]
+        self.free_top += victim_kernels.evict(
+            self.victims, self.tally, min(want, out.size), self.location, words, self.geo, out
+        )
+
+    def used(self, rows: int, dirty: int, fresh: int, queued: int) -> None:
+        """In the lane: so many rows were changed; of them were dirty, fresh, queued before."""
+        self.dirty += rows - dirty
+        self.tally[frames.FRESH_FRAMES] -= fresh
+        self.tally[victim_kernels.QUEUED_FRAMES] -= queued
 
     def give_up_slabs(self) -> list[int]:
         """All slabs, of a table that is dropped."""
@@ -129,6 +179,7 @@ class Table:
         self.slabs = np.empty(0, np.int64)
         self.free_top = 0
         self.dirty = 0
+        self.tally[:] = 0
         return slabs
 
     # ------------------------------------------------------------------------------ segments

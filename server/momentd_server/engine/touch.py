@@ -1,22 +1,25 @@
 """Touch: bring rows into frames, then run a job over them in the lane.
 
 Admit: frames for the whole request, all its tables, are reserved at once, in order of arrival.
-Fetch: missing rows are read into reserved frames that nobody sees; an error changes nothing.
+Fetch: missing rows are read into reserved frames that nobody sees; an error changes nothing. Rows
+that another request is reading are not read again: this one waits until they are there.
 Apply: the job runs in the lane, over memory only: it cannot fail for want of anything.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, TypeVar
+from typing import Final, TypeVar, cast
 
 import numpy as np
 
 from momentd_server.engine.api import Rows
 from momentd_server.engine.cache import Cache
+from momentd_server.engine.flight import Fetch, Flight, Touch
 from momentd_server.engine.lane import Lane
 from momentd_server.engine.spill import Cleaner
 from momentd_server.engine.table import Table
@@ -28,40 +31,9 @@ from momentd_server.storage.space import Space, least_cache_bytes
 from momentd_wire.errors import CacheTooSmall, CorruptRecord, MomentdError, StorageFailed
 
 T = TypeVar("T")
+_SHARING_ATTEMPTS: Final = 3
+_JOB_FRAMES: Final = 1 << 15
 _LEAST_ROWS: Final = 2048  # below this a second thread costs more than it brings
-
-
-class Touch:
-    """Distinct rows of one table of a request, and where their records are.
-
-    `index` (position of the state word) and `offset` (byte of the record) are valid within the job.
-    """
-
-    def __init__(self, table: Table, rows: Rows) -> None:
-        self.table = table
-        self.rows = rows
-        self.index: Rows = np.empty(rows.size, np.int64)
-        self.offset: Rows = np.empty(rows.size, np.int64)
-        self.missing = 0
-        self.dirty = 0  # records that were dirty before this request
-        self.fetch: _Fetch | None = None
-
-    @property
-    def cache_bytes(self) -> int:
-        return self.rows.size * self.table.frame_bytes
-
-
-class _Fetch:
-    """Rows of a touch that are not in frames, and the frames reserved for them."""
-
-    def __init__(self, touch: Touch, reserved: Rows) -> None:
-        table = touch.table
-        self.reserved = reserved
-        self.positions: Rows = np.flatnonzero(touch.index < 0)
-        self.seen: Rows = touch.offset[self.positions]  # location words
-        self.rows: Rows = touch.rows[self.positions]
-        self.checks = table.check[self.rows]
-        self.hashes: Rows = np.zeros(self.positions.size, np.int64)
 
 
 class Toucher:
@@ -91,7 +63,8 @@ class Toucher:
         self._changed = threading.Condition()  # guards the two fields below
         self._events = 0
         self._in_flight = 0
-        self._counts = np.zeros((pool.threads, 2), np.int64)
+        self._counts = np.zeros((pool.threads, 4), np.int64)
+        self._waiting = False  # a request has found no frames
 
     def notify(self) -> None:
         """Frames may have become available."""
@@ -102,26 +75,74 @@ class Toucher:
     def run(self, touches: Sequence[Touch], job: Callable[[], T]) -> T:
         """Run `job` in the lane with every row of every touch in a frame."""
         self._check_size(touches)
-        while True:
+        for attempt in itertools.count():
             with self._lane:
-                if self._look_up(touches):
+                resident = self._look_up(touches)
+                if attempt == 0:
                     self._count(touches)
+                if resident:
                     return job()
-            done, result = self._run_cold(touches, job)
+            # What others bring may be gone again before it is used: not for ever.
+            flight = self._admit(touches, share=attempt < _SHARING_ATTEMPTS)
+            done, result = self._complete(flight, touches, job)
             if done:
-                return result
+                return cast("T", result)
+        raise AssertionError
 
-    def prefetch(self, touch: Touch) -> None:
-        """Bring rows that are on disk into frames, as far as frames are to be had at once."""
+    def prefetch(self, table: Table, rows: Rows) -> Rows:
+        """Bring rows that are on disk into frames, as far as there is room for them.
+
+        Returns those for which there was none: wait and try again. Never waits for frames itself,
+        nor takes them from requests that do.
+        """
+        touch = Touch(table, rows)
         with self._lane:
             self._look_up([touch])
-            on_disk = (touch.index < 0) & (touch.offset > 0)
-            touch.rows = touch.rows[on_disk]
-            touch.index, touch.offset = touch.index[on_disk], touch.offset[on_disk]
-            touch.missing = touch.rows.size
-            if not touch.missing or not self._reserve([touch]):
-                return
-        self._fetch_and_publish([touch], None)
+            fetch = Fetch(touch)
+            fetch.pinned = rows[:0]
+            fetch.leave_to_others(table.flights)
+            on_disk = np.flatnonzero(fetch.seen > 0)
+            wanted, rest = fetch.rows[on_disk], rows[:0]
+            room = max(self._limit_bytes - self._cache.fresh_bytes(), 0) // table.frame_bytes
+            if on_disk.size > room:
+                on_disk, rest = on_disk[:room], wanted[room:]
+            if not on_disk.size:
+                return rest
+            table.demand = max(table.demand, on_disk.size)
+            reserved = None if self._waiting else self._cache.reserve(table, on_disk.size)
+            flight = None
+            if reserved is not None:
+                fetch.only(on_disk)
+                fetch.hold(reserved)
+                flight = self._take_off([fetch], [])
+        self._wake_cleaner([table])
+        if flight is None:
+            return wanted
+        try:
+            self._read(flight)
+            with self._lane:
+                self._publish(fetch, pins=0)
+                self._land(flight)
+            table.counters.rows_prefetched += fetch.rows.size
+        finally:
+            self._end(flight)
+        return rest
+
+    def forget_fresh(self, table: Table) -> None:
+        """What was brought and never used takes no room of what comes next from now on."""
+        slabs = table.slabs
+        at_once = max(1, _JOB_FRAMES // table.geometry.frames)
+        for start in range(0, slabs.size, at_once):
+            with self._lane:
+                if table.slabs is not slabs:
+                    return
+                part = slabs[start : start + at_once]
+                frames.forget_fresh(part, self._words, table.geo, table.tally)
+
+    def wait(self, timeout_s: float) -> None:
+        """Until frames may have become available, or the time is over."""
+        with self._changed:
+            self._changed.wait(timeout_s)
 
     # ------------------------------------------------------------------------------ admit
 
@@ -138,7 +159,7 @@ class Toucher:
 
     def _look_up(self, touches: Sequence[Touch]) -> bool:
         """In the lane. True if all rows are in frames."""
-        missing = 0
+        missing_in_all = 0
         for touch in touches:
             table = touch.table
             self._counts[:] = 0
@@ -146,55 +167,98 @@ class Toucher:
                 frames.lookup, touch.rows.size, touch.rows, table.location, self._words,
                 table.geo, touch.index, touch.offset, self._counts, least=_LEAST_ROWS,
             )  # fmt: skip
-            touch.missing = int(self._counts[:, 0].sum())
-            touch.dirty = int(self._counts[:, 1].sum())
-            missing += touch.missing
-        return missing == 0
+            missing, *states = self._counts.sum(axis=0).tolist()
+            touch.missing, touch.states = missing, tuple(states)
+            missing_in_all += missing
+        return missing_in_all == 0
 
-    def _run_cold(self, touches: Sequence[Touch], job: Callable[[], T]) -> tuple[bool, T]:
-        self._admit(touches)
-        return self._fetch_and_publish(touches, job)
+    def _count(self, touches: Sequence[Touch]) -> None:
+        """In the lane, after a request's first look-up."""
+        for touch in touches:
+            counters = touch.table.counters
+            if touch.missing:
+                counters.misses += int(np.count_nonzero(touch.offset[touch.index < 0]))
+            counters.hits += touch.rows.size - touch.missing
+            touch.table.last_used_s = time.monotonic()
 
-    def _admit(self, touches: Sequence[Touch]) -> None:
+    def _admit(self, touches: Sequence[Touch], *, share: bool) -> Flight:
         with self._admission:
             waited_since = time.monotonic()
-            while True:
-                with self._changed:
-                    events = self._events
-                with self._lane:
-                    self._look_up(touches)
-                    if self._reserve(touches):
-                        return
-                    stuck = self._is_stuck(touches)
-                self._cleaner.wake()
-                self._wait(events, stuck, time.monotonic() - waited_since)
+            try:
+                while True:
+                    with self._changed:
+                        events = self._events
+                    with self._lane:
+                        self._look_up(touches)
+                        flight = self._reserve(touches, share=share)
+                        if flight is not None:
+                            return flight
+                        self._waiting = True
+                        stuck = self._is_stuck()
+                    self._cleaner.wake()
+                    self._wait(events, stuck, time.monotonic() - waited_since)
+            finally:
+                self._waiting = False
 
-    def _reserve(self, touches: Sequence[Touch]) -> bool:
+    def _reserve(self, touches: Sequence[Touch], *, share: bool) -> Flight | None:
         """In the lane, after a look-up: pin what is there, reserve for the rest; all or nothing."""
+        fetches: list[Fetch] = []
+        waits_for: list[Flight] = []
+        shared: list[int] = []
         for touch in touches:
             frames.change_pins(touch.index, self._words, 1)
-        for touch in touches:
-            touch.table.demand = max(touch.missing, touch.table.demand * 15 // 16)
-            reserved = self._cache.reserve(touch.table, touch.missing)
+            fetches.append(Fetch(touch))
+        for fetch in fetches:
+            table = fetch.table
+            table.demand = max(fetch.rows.size, table.demand * 15 // 16)
+            others, count = fetch.leave_to_others(table.flights if share else ())
+            waits_for += others
+            shared.append(count)
+            reserved = self._cache.reserve(table, fetch.rows.size)
             if reserved is None:
-                self._undo(touches)
-                return False
-            touch.fetch = _Fetch(touch, reserved)
-            touch.table.reading += 1
+                self._release(fetches)
+                return None
+            fetch.hold(reserved)
+        for fetch, count in zip(fetches, shared, strict=True):
+            fetch.table.counters.reads_shared += count
+        return self._take_off(fetches, waits_for)
+
+    def _take_off(self, fetches: list[Fetch], waits_for: list[Flight]) -> Flight:
+        """In the lane."""
+        flight = Flight(fetches, waits_for)
+        for fetch in fetches:
+            fetch.table.reading += 1
+            fetch.table.flights.append(flight)
         with self._changed:
             self._in_flight += 1
-        return True
+        return flight
 
-    def _undo(self, touches: Sequence[Touch]) -> None:
-        """In the lane: unpin and give back."""
-        for touch in touches:
-            frames.change_pins(touch.index, self._words, -1)
-            if touch.fetch is not None:
-                self._cache.give_back(touch.table, touch.fetch.reserved)
-                touch.table.reading -= 1
-                touch.fetch = None
+    def _release(self, fetches: Sequence[Fetch]) -> None:
+        """In the lane: pins and reserved frames, of a request that gets no further."""
+        self._unpin(fetches)
+        for fetch in fetches:
+            self._cache.give_back(fetch.table, fetch.reserved)
 
-    def _is_stuck(self, touches: Sequence[Touch]) -> bool:
+    def _unpin(self, fetches: Sequence[Fetch]) -> None:
+        """In the lane."""
+        for fetch in fetches:
+            frames.change_pins(fetch.pinned, self._words, -1)
+
+    def _land(self, flight: Flight) -> None:
+        """In the lane: nothing is read for this flight any more."""
+        for fetch in flight.fetches:
+            fetch.table.reading -= 1
+            fetch.table.flights.remove(flight)
+
+    def _end(self, flight: Flight) -> None:
+        """After `_land`: whoever waits for its rows, or for frames, looks again."""
+        flight.landed.set()
+        with self._changed:
+            self._in_flight -= 1
+            self._events += 1
+            self._changed.notify_all()
+
+    def _is_stuck(self) -> bool:
         """In the lane: nobody else holds frames and nothing is left to clean."""
         return self._in_flight == 0 and self._cache.nothing_to_clean()
 
@@ -213,51 +277,61 @@ class Toucher:
 
     # ------------------------------------------------------------------------------ fetch
 
-    def _fetch_and_publish(
-        self, touches: Sequence[Touch], job: Callable[[], T] | None
-    ) -> tuple[bool, T]:
+    def _complete(
+        self, flight: Flight, touches: Sequence[Touch], job: Callable[[], T]
+    ) -> tuple[bool, T | None]:
+        """Fetch, then the job; (False, None) if rows changed place meanwhile."""
         try:
-            for touch in touches:
-                self._fetch(touch)
-        except BaseException:
-            with self._lane:
-                self._undo(touches)
-            self._leave_flight()
-            raise
-        try:
+            self._read(flight)
+            if flight.waits_for:
+                return self._complete_shared(flight, touches, job)
             with self._lane:
                 try:
-                    changed = sum(self._publish(touch) for touch in touches)
-                    if job is None or changed:
-                        return False, None  # type: ignore[return-value]
-                    self._count(touches)
-                    return True, job()
+                    changed = sum(self._publish(fetch, pins=0) for fetch in flight.fetches)
+                    self._land(flight)
+                    return (False, None) if changed else (True, job())
                 finally:
-                    self._unpin(touches)
+                    self._unpin(flight.fetches)
         finally:
-            self._leave_flight()
-            if any(self._cache.short_of_clean(touch.table) for touch in touches):
-                self._cleaner.wake()
+            self._end(flight)
+            self._wake_cleaner([touch.table for touch in touches])
 
-    def _unpin(self, touches: Sequence[Touch]) -> None:
-        """In the lane: what was pinned at admission, which is all but the fetched rows."""
-        for touch in touches:
-            fetch = touch.fetch
-            if fetch is not None:
-                touch.index[fetch.positions] = -1
-                frames.change_pins(touch.index, self._words, -1)
-                touch.table.reading -= 1
-                touch.fetch = None
+    def _complete_shared(
+        self, flight: Flight, touches: Sequence[Touch], job: Callable[[], T]
+    ) -> tuple[bool, T | None]:
+        """The same where others bring some of the rows. What this one has read is there at once."""
+        with self._lane:
+            for fetch in flight.fetches:
+                self._publish(fetch, pins=1)
+                fetch.pinned = fetch.touch.index.copy()
+            self._land(flight)
+        flight.landed.set()
+        for other in flight.waits_for:
+            other.landed.wait()
+        flight.waits_for = []
+        with self._lane:
+            try:
+                return (True, job()) if self._look_up(touches) else (False, None)
+            finally:
+                self._unpin(flight.fetches)
 
-    def _leave_flight(self) -> None:
-        with self._changed:
-            self._in_flight -= 1
-            self._events += 1
-            self._changed.notify_all()
+    def _wake_cleaner(self, tables: Sequence[Table]) -> None:
+        if any(self._cache.short_of_clean(table) for table in tables):
+            self._cleaner.wake()
 
-    def _fetch(self, touch: Touch) -> None:
-        fetch, table = touch.fetch, touch.table
-        assert fetch is not None
+    def _read(self, flight: Flight) -> None:
+        """All reads of a flight; it has landed if one fails."""
+        try:
+            for fetch in flight.fetches:
+                self._fetch(fetch)
+        except BaseException:
+            with self._lane:
+                self._release(flight.fetches)
+                self._land(flight)
+            raise
+
+    def _fetch(self, fetch: Fetch) -> None:
+        table = fetch.table
         frames.initialise(
             fetch.reserved, fetch.seen == 0, self._space.bytes, table.geo, table.initial
         )
@@ -293,30 +367,21 @@ class Toucher:
             raise _read_error(table, int(rows[bad[0]]), int(segments[bad[0]]), int(status[bad[0]]))
         return hashes
 
-    def _publish(self, touch: Touch) -> int:
+    def _publish(self, fetch: Fetch, pins: int) -> int:
         """In the lane. Returns how many rows changed place meanwhile: look them up again."""
-        fetch, table = touch.fetch, touch.table
-        assert fetch is not None
+        touch, table = fetch.touch, fetch.table
         unused = np.empty(fetch.reserved.size, np.int64)
         count, changed, first_touches = frames.publish(
-            fetch.positions, touch.rows, fetch.seen, fetch.reserved, fetch.hashes,
-            table.location, self._words, table.geo, touch.index, touch.offset, unused,
+            fetch.positions, touch.rows, fetch.seen, fetch.reserved, fetch.hashes, pins,
+            table.location, self._words, table.geo, table.tally, touch.index, touch.offset, unused,
         )  # fmt: skip
         self._cache.give_back(table, unused[:count])
         table.rows_touched += first_touches
         table.dirty += first_touches
         table.counters.first_touches += first_touches
         # Records found in frames at admission may have been cleaned since: count again.
-        touch.dirty = frames.count_dirty(touch.index, self._words)
+        touch.states = frames.count_words(touch.index, self._words)
         return changed
-
-    def _count(self, touches: Sequence[Touch]) -> None:
-        for touch in touches:
-            counters, fetch = touch.table.counters, touch.fetch
-            misses = int(np.count_nonzero(fetch.seen)) if fetch else 0
-            counters.misses += misses
-            counters.hits += touch.rows.size - (fetch.seen.size if fetch else 0)
-            touch.table.last_used_s = time.monotonic()
 
 
 def _read_error(table: Table, row: int, segment: int, status: int) -> MomentdError:

@@ -4,7 +4,7 @@
 A worker that changes rows [first, last) of a batch stores, in this order:
 
     begin_part   progress[w, IN_WORK] = -1, then DONE_TO = FIRST = first, LAST = last
-    begin_row    words[frame] = word          the frame is dirty, by this update
+    begin_row    words[frame] = word          the frame is dirty, by this update, and used once more
                  undo[w] = record             the old bytes
                  progress[w, IN_WORK] = row   from here on the record may be torn
     (the rule writes the record and the row's result)
@@ -25,6 +25,21 @@ from momentd_server.jit.intrinsics import fence
 
 IN_WORK, DONE_TO, FIRST, LAST = 0, 1, 2, 3
 PROGRESS_WORDS = 8  # a cache line a worker
+
+# Bits 2..6 of a state word: how often the record was used of late, or FRESH before its first use.
+# The first use counts nothing, so what is used once only goes first; each later one counts
+# USE_STEP, and the hand that looks for victims takes 1 a turn.
+USE = 31 << 2
+FRESH = 31 << 2
+USE_STEP = 8 << 2
+MOST_USED = 30 << 2
+
+
+@inline_kernel
+def used(old, word):
+    """`word`, which has no use count, with that of the state word `old` after one more use."""
+    use = np.int64(old) & USE
+    return np.int64(word) | (0 if use == FRESH else min(use + USE_STEP, MOST_USED))
 
 
 @inline_kernel
@@ -48,7 +63,7 @@ def begin_row(space, at, words, frame, word, undo, progress, worker, row):
     `space` and `undo` have the same element type; `at` counts elements.
     """
     fence()
-    words[frame] = word
+    words[frame] = used(words[frame], word)
     fence()
     saved = undo[worker]
     old = space[at : at + saved.shape[0]]

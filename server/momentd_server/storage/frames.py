@@ -5,7 +5,8 @@ Words are handled as int64, so that a location's tag is its sign: negative = fra
 positive = slot. Metadata of a frame is four words:
 
     0  row, with the number of pins in bits 63..48
-    1  state word: update number << 8 | REF (4) | state (0 free, 1 clean, 2 dirty, 3 copied)
+    1  state word: update number << 8 | QUEUED (128) | use count (jit/row_protocol.py, bits 2..6)
+       | state (0 free, 1 clean, 2 dirty, 3 copied)
     2  backing: the slot that holds the same bytes, or 0
     3  hash of the record's last version on disk, or 0
 
@@ -18,18 +19,20 @@ from typing import Final
 import numpy as np
 
 from momentd_server.jit import fence, kernel, prefetch, register_warmup
+from momentd_server.jit.row_protocol import FRESH, USE, used
 from momentd_server.storage.space import SLAB_BYTES
 
 CLEAN: Final = 1
 DIRTY: Final = 2
 COPIED: Final = 3
 STATE: Final = 3
-REF: Final = 4
+QUEUED: Final = 128
 UPDATE_SHIFT: Final = 8
 PIN: Final = 1 << 48
 ROW_MASK: Final = PIN - 1
 FRAME_SIGN: Final = -(1 << 63)
 SEGMENT_SHIFT: Final = 28
+FRESH_FRAMES: Final = 3  # see `tally` in storage/victim_kernels.py
 _AHEAD: Final = 16
 _SLAB_WORDS: Final = SLAB_BYTES // 8
 
@@ -37,8 +40,8 @@ _SLAB_WORDS: Final = SLAB_BYTES // 8
 
 
 def dirty_word(update_number: int) -> int:
-    """The state word of a record changed by this update."""
-    return update_number << UPDATE_SHIFT | REF | DIRTY
+    """The state word of a record changed by this update, without its use count."""
+    return update_number << UPDATE_SHIFT | DIRTY
 
 
 @kernel
@@ -65,10 +68,13 @@ def lookup(worker, start, stop, rows, location, words, geo, index, offset, count
     """Where the records of rows [start, stop) are.
 
     In a frame: `index` = its state word, `offset` = its record's byte offset. Else `index` = -1 and
-    `offset` = the location word (a slot, or 0). counts[worker] = (missing, dirty already).
+    `offset` = the location word (a slot, or 0). counts[worker] = (missing; of the others: dirty
+    already, not used yet, queued as victims).
     """
     missing = 0
     dirty = 0
+    fresh = 0
+    queued = 0
     for i in range(start, min(start + _AHEAD * 2, stop)):
         prefetch(location, rows[i])
     for i in range(start, stop):
@@ -84,14 +90,18 @@ def lookup(worker, start, stop, rows, location, words, geo, index, offset, count
             meta = meta_of(frame, geo)
             index[i] = meta + 1
             offset[i] = record_of(frame, geo)
-            if words[meta + 1] & DIRTY:
-                dirty += 1
+            word = words[meta + 1]
+            dirty += (word & DIRTY) >> 1
+            fresh += word & USE == FRESH
+            queued += (word & QUEUED) >> 7
         else:
             index[i] = -1
             offset[i] = place
             missing += 1
     counts[worker, 0] = missing
     counts[worker, 1] = dirty
+    counts[worker, 2] = fresh
+    counts[worker, 3] = queued
 
 
 @kernel
@@ -136,33 +146,61 @@ def initialise(frames, first_touch, space, geo, initial):
 
 
 @kernel
-def publish(missing, rows, seen, frames, hashes, location, words, geo, index, offset, unused):
+def mark_common(rows, seen, other_rows, other_seen, common):
+    """common[k] = whether row k is on disk and `other` brings it from there; returns how many.
+
+    Both lists of rows ascend; `seen` are their location words.
+    """
+    count = 0
+    j = 0
+    for k in range(rows.size):
+        if seen[k] <= 0:
+            continue
+        while j < other_rows.size and other_rows[j] < rows[k]:
+            j += 1
+        if j == other_rows.size:
+            break
+        if other_rows[j] == rows[k] and other_seen[j] == seen[k] and not common[k]:
+            common[k] = True
+            count += 1
+    return count
+
+
+@kernel
+def publish(
+    missing, rows, seen, frames, hashes, pins, location, words, geo, tally, index, offset, unused
+):
     """Makes fetched records reachable, if their location still is what was read.
 
     missing: positions in `rows`; seen: their location words; frames: the reserved frames. Frames
-    that were not needed go to `unused`. Returns (unused, changed meanwhile: look up again, first
-    touches).
+    that were not needed go to `unused`. `pins` are added to each record that is there then.
+    Returns (unused, changed meanwhile: look up again, first touches).
     """
     n_unused = 0
     n_changed = 0
     n_first = 0
+    for k in range(min(_AHEAD, missing.size)):
+        prefetch(location, rows[missing[k]])
     for k in range(missing.size):
+        if k + _AHEAD < missing.size:
+            prefetch(location, rows[missing[k + _AHEAD]])
         i = missing[k]
         row = rows[i]
         place = location[row]
         frame = frames[k]
         if place == seen[k]:
             meta = meta_of(frame, geo)
-            words[meta] = row
+            words[meta] = row + pins * PIN
             words[meta + 2] = place
             words[meta + 3] = hashes[k]
             if place == 0:
-                words[meta + 1] = REF | DIRTY
+                words[meta + 1] = FRESH | DIRTY
                 n_first += 1
             else:
-                words[meta + 1] = REF | CLEAN
+                words[meta + 1] = FRESH | CLEAN
             fence()
             location[row] = frame | FRAME_SIGN
+            tally[FRESH_FRAMES] += 1
         else:
             unused[n_unused] = frame
             n_unused += 1
@@ -171,78 +209,25 @@ def publish(missing, rows, seen, frames, hashes, location, words, geo, index, of
                 continue
             frame = place & ROW_MASK
             meta = meta_of(frame, geo)
+            words[meta] += pins * PIN
         index[i] = meta + 1
         offset[i] = record_of(frame, geo)
     return n_unused, n_changed, n_first
 
 
 @kernel
-def count_dirty(index, words):
-    """How many of the records at `index` (those >= 0) are dirty."""
+def count_words(index, words):
+    """Of the records at `index` (those >= 0): (dirty, not used yet, queued as victims)."""
     dirty = 0
+    fresh = 0
+    queued = 0
     for i in range(index.size):
-        if index[i] >= 0 and words[index[i]] & DIRTY:
-            dirty += 1
-    return dirty
-
-
-@kernel
-def evict(slabs, hand, want, max_scan, location, words, geo, out):
-    """CLOCK: frees up to `want` clean, unpinned frames; a referenced one gets a second chance.
-
-    hand[0] counts frames over all slabs of the table. Returns how many were freed into `out`.
-    """
-    frames = geo[2]
-    total = slabs.size * frames
-    found = 0
-    at = hand[0] % total
-    for _ in range(max_scan):
-        if found == want:
-            break
-        frame = (slabs[at // frames] << 16) | (at % frames)
-        at += 1
-        if at == total:
-            at = 0
-        meta = meta_of(frame, geo)
-        word = words[meta + 1]
-        if word & STATE != CLEAN or words[meta] >= PIN:
-            continue
-        if word & REF:
-            words[meta + 1] = word & ~REF
-            continue
-        location[words[meta]] = words[meta + 2]
-        fence()
-        words[meta + 1] = 0
-        out[found] = frame
-        found += 1
-    hand[0] = at
-    return found
-
-
-@kernel
-def evict_slab(slab, location, words, geo, out):
-    """Frees all clean, unpinned frames of one slab into `out`.
-
-    Returns (freed, dirty, otherwise in use: pinned or reserved).
-    """
-    freed = 0
-    dirty = 0
-    pinned = 0
-    for i in range(geo[2]):
-        frame = (slab << 16) | i
-        meta = meta_of(frame, geo)
-        word = words[meta + 1]
-        if words[meta] >= PIN:
-            pinned += 1
-        elif word & STATE == CLEAN:
-            location[words[meta]] = words[meta + 2]
-            fence()
-            words[meta + 1] = 0
-            out[freed] = frame
-            freed += 1
-        elif word & STATE != 0:
-            dirty += 1
-    return freed, dirty, pinned
+        if index[i] >= 0:
+            word = words[index[i]]
+            dirty += (word & DIRTY) >> 1
+            fresh += word & USE == FRESH
+            queued += (word & QUEUED) >> 7
+    return dirty, fresh, queued
 
 
 @kernel
@@ -254,80 +239,6 @@ def without_slab(free, top, slab):
             free[kept] = free[k]
             kept += 1
     return kept
-
-
-@kernel
-def copy_dirty(
-    slabs, hand, want, max_scan, any_ref, space, words, geo, buffer, rows, updates, old, out
-):
-    """Copies up to `want` dirty records, cold ones first, into `buffer` and marks them copied.
-
-    buffer: uint8, (>= want * record_bytes). old: hash of each record's last version on disk.
-    Returns (copied, frames scanned).
-    """
-    frames = geo[2]
-    nbytes = geo[1]
-    total = slabs.size * frames
-    found = 0
-    scanned = 0
-    at = hand[0] % total
-    while scanned < max_scan and found < want:
-        scanned += 1
-        frame = (slabs[at // frames] << 16) | (at % frames)
-        at += 1
-        if at == total:
-            at = 0
-        meta = meta_of(frame, geo)
-        word = words[meta + 1]
-        if word & STATE != DIRTY:
-            continue
-        if word & REF and not any_ref:
-            words[meta + 1] = word & ~REF
-            continue
-        record = record_of(frame, geo)
-        copy_bytes(space, record, buffer, found * nbytes, nbytes)
-        rows[found] = words[meta] & ROW_MASK
-        updates[found] = word >> UPDATE_SHIFT
-        old[found] = words[meta + 3]
-        fence()
-        words[meta + 1] = word | COPIED
-        out[found] = frame
-        found += 1
-    hand[0] = at
-    return found, scanned
-
-
-@kernel
-def publish_spill(frames, rows, updates, slots, hashes, checks, check, words, geo, old_slots):
-    """Backs copied frames by their new slots; those still as copied become clean.
-
-    Returns the number of frames that became clean; old_slots holds what backed each of those.
-    """
-    cleaned = 0
-    for k in range(frames.size):
-        meta = meta_of(frames[k], geo)
-        word = words[meta + 1]
-        # The digest's chain goes on from the version on disk, changed meanwhile or not.
-        words[meta + 3] = hashes[k]
-        if word & STATE != COPIED or word >> UPDATE_SHIFT != updates[k]:
-            continue
-        old_slots[cleaned] = words[meta + 2]
-        check[rows[k]] = checks[k]
-        words[meta + 2] = slots[k]
-        fence()
-        words[meta + 1] = (word & ~STATE) | CLEAN
-        cleaned += 1
-    return cleaned
-
-
-@kernel
-def withdraw_copies(frames, updates, words, geo):
-    """A spill failed: copied frames are plainly dirty again."""
-    for k in range(frames.size):
-        meta = meta_of(frames[k], geo)
-        word = words[meta + 1]
-        if word & STATE == COPIED and word >> UPDATE_SHIFT == updates[k]:
-            words[meta + 1] = (word & ~STATE) | DIRTY
 
 
 @kernel
@@ -374,9 +285,20 @@ def scatter_field(worker, start, stop, index, offset, word, values, order, field
     """Writes one field of each row: values uint8, (n, field bytes), row i's at order[i]."""
     nbytes = values.shape[1]
     for i in range(start, stop):
-        words[index[i]] = word
+        words[index[i]] = used(words[index[i]], word)
         fence()
         copy_bytes(values[order[i]], 0, space, offset[i] + field_at, nbytes)
+
+
+@kernel
+def forget_fresh(slabs, words, geo, tally):
+    """Records of these slabs that were not used yet count as used once."""
+    for s in range(slabs.size):
+        for i in range(geo[2]):
+            at = meta_of((slabs[s] << 16) | i, geo) + 1
+            if words[at] & STATE and words[at] & USE == FRESH:
+                words[at] &= ~USE
+                tally[FRESH_FRAMES] -= 1
 
 
 @kernel
@@ -423,20 +345,25 @@ def segment_range(slots):
 
 @kernel
 def count_states(slabs, words, geo):
-    """(free, clean, dirty or copied) frames of a table: for stats and the tests' checks."""
+    """Frames of a table, for the tests' checks: (free, clean, dirty or copied, fresh, queued)."""
     free = 0
     clean = 0
     dirty = 0
+    fresh = 0
+    queued = 0
     for s in range(slabs.size):
         for i in range(geo[2]):
-            state = words[meta_of((slabs[s] << 16) | i, geo) + 1] & STATE
+            word = words[meta_of((slabs[s] << 16) | i, geo) + 1]
+            state = word & STATE
+            fresh += state != 0 and word & USE == FRESH
+            queued += word & QUEUED != 0
             if state == 0:
                 free += 1
             elif state == CLEAN:
                 clean += 1
             else:
                 dirty += 1
-    return free, clean, dirty
+    return free, clean, dirty, fresh, queued
 
 
 @register_warmup
@@ -449,34 +376,31 @@ def _warm_up() -> None:
     check = np.zeros(4, np.uint32)
     rows = np.arange(2, dtype=np.int64)
     index, offset, out, zeros = (np.zeros(2, np.int64) for _ in range(4))
-    slabs, hand = np.zeros(1, np.int64), np.zeros(1, np.int64)
+    slabs, tally = np.zeros(1, np.int64), np.zeros(4, np.int64)
     free = np.arange(4, dtype=np.int64)
     initial = np.zeros(16, np.uint8)
     field = np.zeros((2, 8), np.uint8)
     buffer = np.zeros(32, np.uint8)
 
-    lookup(0, 0, 2, rows, location, words, geo, index, offset, np.zeros((1, 2), np.int64))
+    lookup(0, 0, 2, rows, location, words, geo, index, offset, np.zeros((1, 4), np.int64))
     reserve(free, 4, 2, words, geo, out)
     record_offsets(out, geo, offset)
     initialise(out, zeros == 0, space, geo, initial)
-    publish(rows, rows, zeros, out, zeros, location, words, geo, index, offset, out.copy())
-    count_dirty(index, words)
+    mark_common(rows, zeros, rows, zeros, np.zeros(2, np.bool_))
+    publish(
+        rows, rows, zeros, out, zeros, 0, location, words, geo, tally, index, offset, out.copy(),
+    )  # fmt: skip
+    count_words(index, words)
     change_pins(index, words, 1)
     change_pins(index, words, -1)
     scatter_field(0, 0, 2, index, offset, dirty_word(1), field, rows, 0, space, words)
-    copy_dirty(
-        slabs, hand, 2, 8, True, space, words, geo, buffer, rows, zeros, zeros, out,
-    )  # fmt: skip
-    withdraw_copies(out, zeros, words, geo)
-    publish_spill(out, rows, zeros, zeros, zeros, np.zeros(2, np.uint32), check, words, geo, zeros)
     locate(rows, location, geo, offset)
     copy_field(0, 0, 2, offset, space, 0, initial, field)
     copy_fetched_field(rows, buffer, 16, 0, field)
-    evict(slabs, hand, 0, 4, location, words, geo, out)
-    evict_slab(0, location, words, geo, free)
     without_slab(free, 4, 1)
     unreserve(out, 0, words, geo, free, 0)
     clone_locations(0, 2, location, check, words, geo, location.copy(), check.copy())
     segment_range(zeros)
     count_segments(zeros, 0, zeros)
     count_states(slabs, words, geo)
+    forget_fresh(slabs, words, geo, tally)

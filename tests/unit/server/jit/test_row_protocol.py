@@ -48,11 +48,23 @@ def test_the_row_in_work_of_each_worker_is_restored():
             worker, row,
         )  # fmt: skip
         memory["space"][at : at + 9] = 255
-    assert words.tolist() == [0, 7, 7, 0]
+    first_use = 7 | row_protocol.USE_STEP
+    assert words.tolist() == [0, first_use, first_use, 0]
     assert row_protocol.restore(**memory) == 2
     np.testing.assert_array_equal(memory["space"], before)
     assert row_protocol.remaining(memory["progress"]) == [(1, 2), (2, 4)]
     assert row_protocol.restore(**memory) == 0
+
+
+def test_uses_are_counted_from_the_second_on_and_up_to_a_limit():
+    word = row_protocol.used(np.uint64(row_protocol.FRESH | 1), 7 << 8 | 2)
+    assert word == 7 << 8 | 2
+    counts = []
+    for _ in range(5):
+        word = row_protocol.used(word | 128, 8 << 8 | 2)
+        assert word & ~row_protocol.USE == 8 << 8 | 2
+        counts.append(word >> 2 & 31)
+    assert counts == [8, 16, 24, 30, 30]
 
 
 def test_read_only_arrays_of_any_size_have_an_alias():
@@ -154,7 +166,8 @@ while (restored < 20 or unfinished < 10) and kills < 3_000:
         assert is_new[~todo].all(), "a row that is done has not changed"
         assert (out[~todo] == expected_out[~todo]).all(), "a row that is done has no result"
         unfinished += bool(ranges)
-        assert (records.words[frames[:m]][is_new] == records.word).all(), "changed but not marked"
+        marks = records.words[frames[:m]][is_new] & np.uint64(~row_protocol.USE & (1 << 64) - 1)
+        assert (marks == records.word).all(), "changed but not marked"
         for start, stop in ranges:
             apply(Pool(1), start, stop)
         assert (records.space == expected_space).all()

@@ -138,8 +138,15 @@ class Regions:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_stores_of_the_row_protocol_stay_in_order(code, dtype, kernel):
     """dirty word | undo copy | row in work | record and result | row done | the next row."""
-    regions = Regions(function(code(dtype, kernel, "llvm"), kernel, "llvm"))
-    (dirty,) = (at for at in regions.stores if any("%arg.word" in s for _, s in regions.stores[at]))
+    body = function(code(dtype, kernel, "llvm"), kernel, "llvm")
+    regions = Regions(body)
+    # The dirty word is the kernel's argument with the row's use count.
+    (word,) = re.findall(r"(%[\w.$-]+) = or i64 .*%arg\.word\b", body)
+    (dirty,) = (
+        at
+        for at in regions.stores
+        if any(re.search(re.escape(word) + r"\b", s) for _, s in regions.stores[at])
+    )
     undo = regions.only_next(dirty)
     in_work = regions.only_next(undo)
     record = regions.only_next(in_work)

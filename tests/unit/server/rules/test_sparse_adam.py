@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from momentd_server import rules
 from momentd_server.jit import Pool
+from momentd_server.jit.row_protocol import USE_STEP
 from momentd_server.rules import SparseAdamHyper
 from momentd_server.schema import FieldSpec, Schema
 from momentd_wire.errors import InvalidArgument, UnsupportedFeature
@@ -209,7 +210,7 @@ def test_touched_frames_are_marked_and_no_other(pool):
     memory.update(pool, [7, 2, 7], np.ones((3, 3), np.float32), HYPER, 5)
     marked = np.flatnonzero(memory.words)
     assert sorted(marked) == sorted(memory.frame_of[[2, 7]])
-    assert set(memory.words[marked].tolist()) == {5 << 8 | DIRTY}
+    assert set(memory.words[marked].tolist()) == {5 << 8 | USE_STEP | DIRTY}
 
 
 @pytest.mark.parametrize(
