@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +90,26 @@ class StoreMachine(RuleBasedStateMachine):
         table = self.tables[k]
         rows = np.random.default_rng(seed).integers(0, self.models[k].rows, 500)
         self.engine.prefetch(id=table.id, generation=table.generation, rows=rows)
+
+    @rule(k=which, seed=seeds)
+    def update_at_once_with_others(self, k: int, seed: int) -> None:
+        """Two updates and a read-ahead share rows; their gradients are such that no order shows."""
+        rng = np.random.default_rng(seed)
+        model, table = self.models[k], self.tables[k]
+        row_grads = rng.standard_normal((model.rows, model.width), np.float32)
+        common = rng.integers(0, model.rows, 800)
+        parts = [np.append(common, rng.integers(0, model.rows, 400)) for _ in range(2)]
+        parts = [np.unique(part) for part in parts]
+        self.engine.prefetch(id=table.id, generation=table.generation, rows=common)
+        with ThreadPoolExecutor(2) as threads:
+            calls = [
+                threads.submit(self.engine.update, [batch(table, rows, row_grads[rows])])
+                for rows in parts
+            ]
+            steps = sorted(call.result()[0].step for call in calls)
+        assert steps == [model.step + 1, model.step + 2]
+        for rows in parts:
+            model.update(rows, row_grads[rows])
 
     @rule(k=which)
     def clone_and_compare(self, k: int) -> None:
