@@ -114,6 +114,7 @@ class Daemon:
             try:
                 self._end_expired()
                 self._grpc.transfers.sweep()
+                self._engine.tidy()
                 self._stop_if_idle()
             except Exception as error:  # noqa: BLE001  # the next round may do better
                 log.error("housekeeping_failed", cause=error)

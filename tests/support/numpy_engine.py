@@ -275,6 +275,9 @@ class NumpyEngine:
         with self._lock:
             self._drop([i for i, t in self._tables.items() if t.view.owner == session_id])
 
+    def tidy(self) -> None:
+        """Nothing is kept between requests."""
+
     def stop(self, *, discard: bool = False) -> None:
         with self._lock:
             if self.stopped is None:

@@ -289,6 +289,10 @@ class Engine(Protocol):
         """Drop the session's unnamed tables. Unknown ids are ignored (it may be repeated)."""
         ...
 
+    def tidy(self) -> None:
+        """Give back memory that no request needed lately. To be called every few seconds."""
+        ...
+
     def stop(self, *, discard: bool = False) -> None:
         """Make everything durable (or, with `discard`, nothing) and save sessions; idempotent.
 

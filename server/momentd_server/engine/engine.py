@@ -31,6 +31,7 @@ from momentd_server.engine.flight import Touch
 from momentd_server.engine.lane import Lane
 from momentd_server.engine.lifecycle import BASE_BYTES, Tables
 from momentd_server.engine.prefetch import Prefetcher
+from momentd_server.engine.scratch import Scratches
 from momentd_server.engine.sessions import Session, Sessions
 from momentd_server.engine.spill import Cleaner
 from momentd_server.engine.table import Table
@@ -114,7 +115,7 @@ class LocalEngine:
             request_record_bytes=limit,
         )
         self._direct_io = files.takes_direct_io(datadir.path)
-        self._scratch = threading.local()
+        self._scratches = Scratches()
         self._prefetcher = Prefetcher(self._toucher, self._in_table)
         self._work = threading.Condition()  # guards the two fields below
         self._requests = 0
@@ -302,9 +303,13 @@ class LocalEngine:
         self, tables: Sequence[TableBatch], progress: Progress | None = None
     ) -> list[TableOutcome]:
         began = time.perf_counter()
-        with self._request(), self._entered([(b.id, b.generation) for b in tables]) as entered:
-            pairs = enumerate(zip(tables, entered, strict=True))
-            planned = [self._plan(i, batch, table) for i, (batch, table) in pairs]
+        wanted = [(batch.id, batch.generation) for batch in tables]
+        with (
+            self._request(),
+            self._entered(wanted) as entered,
+            self._scratches.lend(len(tables)) as scratches,
+        ):
+            planned = [self._plan(*one) for one in zip(tables, entered, scratches, strict=True)]
             outcomes = self._toucher.run(
                 [item.touch for item in planned], lambda: self._apply(planned, progress)
             )
@@ -330,17 +335,10 @@ class LocalEngine:
             for table in by_id.values():
                 table.gate.leave()
 
-    def _scratch_at(self, position: int) -> rules.Scratch:
-        """Plan memory of this thread, one for each table of a request."""
-        scratches: list[rules.Scratch] = self._scratch.__dict__.setdefault("plans", [])
-        while len(scratches) <= position:
-            scratches.append(rules.Scratch())
-        return scratches[position]
-
-    def _plan(self, position: int, batch: TableBatch, table: Table) -> _Planned:
+    def _plan(self, batch: TableBatch, table: Table, scratch: rules.Scratch) -> _Planned:
         """Everything about one table that can be refused, before anything changes."""
         schema = table.schema
-        plan = rules.plan(batch.rows, table.rows, self._scratch_at(position))
+        plan = rules.plan(batch.rows, table.rows, scratch)
         distinct = plan.distinct
         values = batch.out_values
         if values is None and batch.result != "none":
@@ -466,7 +464,11 @@ class LocalEngine:
         self, *, id: int, generation: int, rows: Rows | None, range: tuple[int, int] | None,  # noqa: A002
         fields: Sequence[str], values: Sequence[np.ndarray], step: int | None,
     ) -> tuple[int, int]:  # fmt: skip
-        with self._request(), self._entered([(id, generation)]) as (table,):
+        with (
+            self._request(),
+            self._entered([(id, generation)]) as (table,),
+            self._scratches.lend(1) as (scratch,),
+        ):
             if step is not None and step >= rules.STEP_LIMIT:
                 raise InvalidArgument(f"step must be below {rules.STEP_LIMIT}, not {step}")
             wanted = _wanted_rows(table, rows, range)
@@ -477,7 +479,7 @@ class LocalEngine:
                 _field_bytes(table.schema, k, array, wanted.size)
                 for k, array in zip(chosen, values, strict=True)
             ]
-            plan = rules.plan(wanted, table.rows, self._scratch_at(0))
+            plan = rules.plan(wanted, table.rows, scratch)
             if plan.distinct != plan.sent:
                 twice = int(plan.unique[np.flatnonzero(np.diff(plan.starts) > 1)[0]])
                 raise InvalidArgument(f"row {twice} is given twice: a scatter takes distinct rows")
@@ -507,7 +509,8 @@ class LocalEngine:
 
     def prefetch(self, *, id: int, generation: int, rows: Rows) -> int:  # noqa: A002
         with self._request(), self._entered([(id, generation)]) as (table,):
-            wanted = rules.plan(rows, table.rows, self._scratch_at(0)).unique.copy()
+            with self._scratches.lend(1) as (scratch,):
+                wanted = rules.plan(rows, table.rows, scratch).unique.copy()
             source = np.empty(wanted.size, np.int64)
             with self._lane:
                 frames.locate(wanted, table.location, table.geo, source)
@@ -522,6 +525,9 @@ class LocalEngine:
             yield table
 
     # ------------------------------------------------------------------------------ stats
+
+    def tidy(self) -> None:
+        self._scratches.tidy()
 
     def stats(self, run: str | None = None) -> EngineStats:
         if self._stopped:

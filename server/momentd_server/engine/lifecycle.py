@@ -56,10 +56,12 @@ class Tables:
         self._cache = cache
         self._catalog = catalog
         self._store = store
-        self._lock = threading.Lock()  # guards the three fields below; never held while waiting
+        self._lock = threading.Lock()  # guards the four fields below; never held while waiting
         self._by_id: dict[int, Table] = {}
         self._by_name: dict[str, Table] = {}
         self._segment_users: dict[int, set[int]] = {}
+        # Tables that are being made, and the bytes of their locations.
+        self._being_made: dict[int, int] = {}
         self._naming = threading.Lock()  # one named table is opened or created at a time
         self.spiller = Spiller(space, lane, store, self._release)
 
@@ -99,9 +101,6 @@ class Tables:
         _check_whole(table)
         table.gate.enter()
         return table
-
-    def location_bytes(self) -> int:
-        return sum(extent_bytes(table.rows) for table in self.all())
 
     # ------------------------------------------------------------------------------ start
 
@@ -204,7 +203,14 @@ class Tables:
     def _make(self, record: TableRecord) -> Table:
         """A table in the space, in no registry. Raises OutOfMemory, LimitExceeded."""
         rows = record.schema.rows
-        self._check_memory(rows)
+        self._promise_memory(record.id, rows)
+        try:
+            return self._make_with_memory(record, rows)
+        except BaseException:
+            self._being_made.pop(record.id, None)
+            raise
+
+    def _make_with_memory(self, record: TableRecord, rows: int) -> Table:
         with self._lane:
             free = np.flatnonzero(self._space.tables["id"] == 0)
             if not free.size:
@@ -223,20 +229,27 @@ class Tables:
             block["id"] = record.id
             return Table(self._space, record, int(free[0]))
 
-    def _check_memory(self, rows: int) -> None:
+    def _promise_memory(self, table_id: int, rows: int) -> None:
+        """Of two tables that are made at once, only one may get the last memory."""
         needed = extent_bytes(rows)
         cache_bytes = self._space.slabs * (2 << 20)
-        room = machine.memory_limit_bytes() - cache_bytes - BASE_BYTES - self.location_bytes()
-        if needed > room:
-            raise OutOfMemory(
-                f"a table of {rows} rows needs {needed >> 20} MiB of memory for its locations "
-                f"(12 bytes a row); {max(room, 0) >> 20} MiB are left beside the cache of "
-                f"{cache_bytes >> 20} MiB: use fewer rows, a smaller --cache, or a larger machine",
-                needed_bytes=needed,
-            )
+        with self._lock:
+            taken = sum(extent_bytes(table.rows) for table in self._by_id.values())
+            taken += sum(self._being_made.values())
+            room = machine.memory_limit_bytes() - cache_bytes - BASE_BYTES - taken
+            if needed <= room:
+                self._being_made[table_id] = needed
+                return
+        raise OutOfMemory(
+            f"a table of {rows} rows needs {needed >> 20} MiB of memory for its locations "
+            f"(12 bytes a row); {max(room, 0) >> 20} MiB are left beside the cache of "
+            f"{cache_bytes >> 20} MiB: use fewer rows, a smaller --cache, or a larger machine",
+            needed_bytes=needed,
+        )
 
     def _register(self, table: Table) -> None:
         with self._lock:
+            self._being_made.pop(table.id, None)
             self._by_id[table.id] = table
             if table.record.name is not None:
                 self._by_name[table.record.name] = table
@@ -252,6 +265,7 @@ class Tables:
         self._cache.release(slabs)
         self._cache.stock.forget_rows(table)
         self._space.free_rows(table.location_at, table.rows)
+        self._being_made.pop(table.id, None)
 
     # ------------------------------------------------------------------------------ clone
 

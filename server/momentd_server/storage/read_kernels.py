@@ -51,7 +51,8 @@ _LOW_HALF: Final = 0xFFFF_FFFF
 def plan_requests(order, fds, offsets, record_bytes, most_bytes, requests):
     """Cover records, sorted by `order`, with reads of whole blocks; returns their number.
 
-    Records whose blocks overlap or touch share one read of at most `most_bytes`.
+    Records whose blocks overlap, touch, or leave one block between them share one read of at most
+    `most_bytes`: 4 KiB more cost a disk 5 us of bandwidth, another read 10 us of operations.
     """
     count = 0
     for k in range(order.shape[0]):
@@ -62,7 +63,7 @@ def plan_requests(order, fds, offsets, record_bytes, most_bytes, requests):
         if count > 0:
             last = requests[count - 1]
             joined = max(end, last[1] + last[2]) - last[1]
-            if last[0] == fd and start <= last[1] + last[2] and joined <= most_bytes:
+            if last[0] == fd and start <= last[1] + last[2] + BLOCK and joined <= most_bytes:
                 last[2] = joined
                 last[4] += 1
                 continue

@@ -7,8 +7,10 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 
+from momentd_server.engine.lifecycle import BASE_BYTES
 from momentd_server.rules import SparseAdamHyper
 from momentd_server.schema import FieldSpec, Schema
+from momentd_server.storage.space import SLAB_BYTES
 from momentd_wire.errors import (
     CacheTooSmall,
     InvalidArgument,
@@ -174,6 +176,27 @@ def test_a_table_whose_locations_do_not_fit_memory_is_refused(engine, session):
     with pytest.raises(OutOfMemory, match="12 bytes a row"):
         open_table(engine, session, adam_schema(10**11, 1))
     assert engine.list_tables() == []
+
+
+def test_of_two_tables_made_at_once_only_one_gets_the_last_memory(engine, session, monkeypatch):
+    catalog = engine.tables._catalog
+    commit = catalog.commit
+    refused = []
+
+    def commit_while_another_is_made(changes):
+        monkeypatch.setattr(catalog, "commit", commit)
+        with pytest.raises(OutOfMemory, match="12 bytes a row"):
+            open_table(engine, session, adam_schema(10**7, 1))
+        refused.append(True)
+        commit(changes)
+
+    room = engine._space.slabs * SLAB_BYTES + BASE_BYTES + 13 * 10**7
+    monkeypatch.setattr("momentd_server.obs.machine.memory_limit_bytes", lambda: room)
+    monkeypatch.setattr(catalog, "commit", commit_while_another_is_made)
+    table = open_table(engine, session, adam_schema(10**7, 1))
+    assert refused
+    engine.drop_tables(session, ids=[table.id], run=None, force=False)
+    open_table(engine, session, adam_schema(10**7, 1))
 
 
 def test_a_cache_larger_than_the_machine_is_refused(tmp_path):

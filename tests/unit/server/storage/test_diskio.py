@@ -213,6 +213,11 @@ def test_neighbours_share_a_read():
     ]
 
 
+def test_one_block_between_neighbours_is_read_along():
+    offsets = [4096, 3 * 4096, 6 * 4096]
+    assert _plan([5, 5, 5], offsets, 1024) == [[5, 4096, 3 * 4096, 0, 2], [5, 6 * 4096, 4096, 2, 1]]
+
+
 def test_a_shared_read_ends_at_the_bounce_buffer():
     planned = _plan([5] * 200, [4096 + 1024 * i for i in range(200)], 1024)
     assert [request[2] for request in planned] == [BOUNCE_BYTES, 200 * 1024 - BOUNCE_BYTES]
