@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final
@@ -12,8 +11,9 @@ from typing import Final
 import numpy as np
 
 from momentd_server.engine.api import Rows
+from momentd_server.engine.sharing import Needs, Sharing
 from momentd_server.engine.table import MAX_VICTIMS, Table
-from momentd_server.storage import frames, victim_kernels
+from momentd_server.storage import frames
 from momentd_server.storage.space import ROW_BYTES, SLAB_BYTES, Space
 from momentd_wire.errors import OutOfMemory
 
@@ -21,9 +21,6 @@ log = logging.getLogger("momentd.cache")
 
 # Slabs kept populated for the next first touches: populating one takes longer than using it.
 READY_SLABS: Final = 32
-# A table that nobody used for so long gives its slabs to whoever asks.
-IDLE_S: Final = 5.0
-_OFFERED_SLABS: Final = 32
 _COLLAPSED_ROWS_BYTES: Final = 256 << 20
 
 
@@ -160,16 +157,19 @@ class Cache:
         self._space = space
         self._words = space.words.view(np.int64)
         self.stock = stock
+        self.sharing = Sharing(space, tables, stock.give)
         self._tables = tables
 
-    def reserve(self, table: Table, count: int) -> Rows | None:
+    def reserve(self, table: Table, count: int, needs: Needs) -> Rows | None:
         """`count` frames that nobody sees, or None: then the cleaner must free some first."""
         if table.free_top < count:
+            self.sharing.collect(table)
             self._grow(table, count)
         if table.free_top < count:
+            self.sharing.ask(table, needs)
             table.evict(count - table.free_top, self._words)
         if table.free_top < count:
-            self._take_over(table, count)
+            self.sharing.insist(table, needs)
         if table.free_top < count:
             return None
         reserved = np.empty(count, np.int64)
@@ -208,46 +208,4 @@ class Cache:
             slab = self.stock.take()
             if slab is None:
                 return
-            self._give_slab(table, slab)
-
-    def _give_slab(self, table: Table, slab: int) -> None:
-        self._space.clear_slab_meta(slab, table.geometry)
-        table.add_slab(slab)
-
-    def _take_over(self, table: Table, count: int) -> None:
-        """Takes slabs from idle tables, and from those above their fair share."""
-        sharing = sum(1 for other in self._tables() if other.slabs.size or other is table)
-        fair = self.stock.total / max(1, sharing)
-        own_can_do = table.frames >= 2 * count
-        for victim in sorted(self._tables(), key=lambda t: -t.slabs.size):
-            if victim is table or not victim.slabs.size:
-                continue
-            idle = time.monotonic() - victim.last_used_s > IDLE_S
-            if own_can_do and not idle and (table.slabs.size >= fair or victim.slabs.size <= fair):
-                continue
-            self._take_slabs(table, victim, count)
-            if table.free_top >= count:
-                return
-
-    def _take_slabs(self, table: Table, victim: Table, count: int) -> None:
-        # A few slabs a job, in turn: a job of the lane is short.
-        first = victim.slabs_offered % victim.slabs.size
-        victim.slabs_offered = first + _OFFERED_SLABS
-        for slab in np.roll(victim.slabs, -first)[:_OFFERED_SLABS].tolist():
-            missing = count - table.free_top
-            promised = sum(len(t.slabs_to_clean) for t in self._tables()) * table.geometry.frames
-            if missing <= 0:
-                return
-            freed = np.empty(victim.geometry.frames, np.int64)
-            evicted, dirty, pinned = victim_kernels.evict_slab(
-                slab, victim.location, self._words, victim.geo, victim.tally, freed
-            )
-            if dirty == 0 and pinned == 0:
-                victim.free_top = frames.without_slab(victim.free, victim.free_top, slab)
-                victim.remove_slab(slab)
-                self._give_slab(table, slab)
-                continue
-            victim.free[victim.free_top : victim.free_top + evicted] = freed[:evicted]
-            victim.free_top += evicted
-            if pinned == 0 and promised < missing:
-                victim.slabs_to_clean.add(slab)
+            self.sharing.join(table, slab)

@@ -34,6 +34,11 @@ class Touch:
     def cache_bytes(self) -> int:
         return self.rows.size * self.table.frame_bytes
 
+    @property
+    def slabs(self) -> int:
+        """The fewest that its table must have."""
+        return -(-self.rows.size // self.table.geometry.frames)
+
     def used(self) -> None:
         """In the lane: all rows were changed."""
         self.table.used(self.rows.size, *self.states)

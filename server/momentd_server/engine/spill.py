@@ -291,13 +291,15 @@ class Cleaner:
         short_anywhere = False
         for table in list(self._tables()):
             with self._lane:
-                slab = table.slabs_to_clean.pop() if table.slabs_to_clean else None
+                leaving = list(table.leaving)
                 short = self._cache.short_of_clean(table)
-            if slab is None and not short:
+            if not leaving and not short:
                 continue
             short_anywhere = True
             try:
-                worked = self._spiller.spill(table, slab=slab, wanted=short) > 0 or worked
+                worked = self._empty_slabs(table, leaving) or worked
+                if short:
+                    worked = self._spiller.spill(table, wanted=short) > 0 or worked
                 self.failure = None
             except MomentdError as failure:
                 log.warning("spill of table %d failed: %s", table.id, failure)
@@ -306,4 +308,13 @@ class Cleaner:
         if not short_anywhere:
             # The table whose spill failed is gone: nobody waits for that any more.
             self.failure = None
+        return worked
+
+    def _empty_slabs(self, table: Table, slabs: list[int]) -> bool:
+        """Writes what is dirty in slabs that are to leave a table; whether that helped."""
+        worked = False
+        for slab in slabs:
+            worked = self._spiller.spill(table, slab=slab) > 0 or worked
+            with self._lane:
+                worked = self._cache.sharing.empty(table, slab) or worked
         return worked

@@ -80,7 +80,9 @@ class Table:
         self.tally: Rows = np.zeros(victim_kernels.TALLY_WORDS, np.int64)
         self.demand = 0  # frames that the largest recent request missed, or read-ahead
         self.flights: list[Flight] = []  # whose reads are in work, oldest first
-        self.slabs_to_clean: set[int] = set()
+        # Slabs that another table gets once they are free, and how many others promised to this.
+        self.leaving: dict[int, Table] = {}
+        self.promised = 0
         self.reading = 0  # reads in flight: no segment is let go meanwhile
         self.slabs_offered = 0  # position of the next slab that another table may take
         self.last_used_s = time.monotonic()
@@ -120,6 +122,15 @@ class Table:
         return self.free_top + self.queued
 
     @property
+    def dropped(self) -> bool:
+        return int(self.block["id"]) != self.id
+
+    @property
+    def staying(self) -> int:
+        """Slabs that are not promised to another table."""
+        return self.slabs.size - len(self.leaving)
+
+    @property
     def frame_bytes(self) -> int:
         """Bytes that one record takes in the cache."""
         return self.geometry.record_bytes + META_BYTES
@@ -154,7 +165,6 @@ class Table:
     def remove_slab(self, slab: int) -> None:
         """The slab's frames are free and not on the free list any more."""
         self.slabs = self.slabs[self.slabs != slab]
-        self.slabs_to_clean.discard(slab)
         victims = np.empty_like(self.victims)
         victim_kernels.move_queue(self.victims, self.tally, slab, victims)
         self.victims = victims
@@ -180,6 +190,9 @@ class Table:
         self.free_top = 0
         self.dirty = 0
         self.tally[:] = 0
+        for taker in self.leaving.values():
+            taker.promised -= 1
+        self.leaving.clear()
         return slabs
 
     # ------------------------------------------------------------------------------ segments

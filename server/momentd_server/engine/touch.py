@@ -27,7 +27,7 @@ from momentd_server.jit import Pool
 from momentd_server.storage import frames, location
 from momentd_server.storage.diskio import READ_MISMATCH, READ_OK, READ_PAST_END, ReadPool
 from momentd_server.storage.segments import SegmentStore
-from momentd_server.storage.space import Space, least_cache_bytes
+from momentd_server.storage.space import SLAB_BYTES, Space, least_cache_bytes
 from momentd_wire.errors import CacheTooSmall, CorruptRecord, MomentdError, StorageFailed
 
 T = TypeVar("T")
@@ -109,7 +109,9 @@ class Toucher:
             if not on_disk.size:
                 return rest
             table.demand = max(table.demand, on_disk.size)
-            reserved = None if self._waiting else self._cache.reserve(table, on_disk.size)
+            reserved = None
+            if not self._waiting:
+                reserved = self._cache.reserve(table, on_disk.size, {})
             flight = None
             if reserved is not None:
                 fetch.only(on_disk)
@@ -148,12 +150,15 @@ class Toucher:
 
     def _check_size(self, touches: Sequence[Touch]) -> None:
         wanted = sum(touch.cache_bytes for touch in touches)
-        if wanted > self._limit_bytes:
-            needed = least_cache_bytes(4 * wanted)
+        # Each table needs slabs of its own.
+        slabs = sum(touch.slabs for touch in touches)
+        if wanted > self._limit_bytes or slabs > self._space.slabs:
+            needed = least_cache_bytes(max(4 * wanted, slabs * SLAB_BYTES))
             raise CacheTooSmall(
                 f"the request's records take {wanted} bytes of cache, more than a quarter of the "
-                f"cache ({self._limit_bytes} bytes): start the daemon with --cache "
-                f"{needed >> 20}MiB or more, or use smaller batches",
+                f"cache ({self._limit_bytes} bytes), or {slabs} slabs of 2 MiB, of which it has "
+                f"{self._space.slabs}: start the daemon with --cache {needed >> 20}MiB or more, "
+                "or use smaller batches",
                 needed_bytes=needed,
             )
 
@@ -205,6 +210,7 @@ class Toucher:
         fetches: list[Fetch] = []
         waits_for: list[Flight] = []
         shared: list[int] = []
+        needs = {touch.table.id: touch.slabs for touch in touches}
         for touch in touches:
             frames.change_pins(touch.index, self._words, 1)
             fetches.append(Fetch(touch))
@@ -214,7 +220,7 @@ class Toucher:
             others, count = fetch.leave_to_others(table.flights if share else ())
             waits_for += others
             shared.append(count)
-            reserved = self._cache.reserve(table, fetch.rows.size)
+            reserved = self._cache.reserve(table, fetch.rows.size, needs)
             if reserved is None:
                 self._release(fetches)
                 return None
@@ -267,9 +273,11 @@ class Toucher:
         if failure is not None and waited_s > 0.5:
             raise type(failure)(failure.message, **failure.details)
         if stuck and waited_s > 1.0:
+            needed = least_cache_bytes(2 * self._space.slabs * SLAB_BYTES)
             raise CacheTooSmall(
-                "the cache has no frames for this request although nothing else uses it: every "
-                "table needs at least one slab of 2 MiB; start the daemon with a larger --cache"
+                "the cache has no frames for this request although nothing else uses it: start "
+                f"the daemon with a larger --cache, e.g. {needed >> 20}MiB",
+                needed_bytes=needed,
             )
         with self._changed:
             if self._events == events:
