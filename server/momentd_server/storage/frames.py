@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from momentd_server.jit import fence, kernel, prefetch, register_warmup
+from momentd_server.jit import fence, inline_kernel, kernel, prefetch, register_warmup
 from momentd_server.jit.row_protocol import FRESH, USE, used
 from momentd_server.storage.space import SLAB_BYTES
 
@@ -56,11 +56,17 @@ def record_of(frame, geo):
     return geo[0] + (frame >> 16) * SLAB_BYTES + geo[3] + (frame & 0xFFFF) * geo[1]
 
 
-@kernel
+@inline_kernel
 def copy_bytes(source, source_at, target, target_at, nbytes):
-    """target[target_at:] = source[source_at:], nbytes of them. Slices would need numba's heap."""
-    for b in range(nbytes):
-        target[target_at + b] = source[source_at + b]
+    """target[target_at:] = source[source_at:], nbytes of them.
+
+    Over slices, whose indices cannot be negative: the compiler makes one memory copy of it, else
+    it copies byte by byte, 15 times slower.
+    """
+    old = source[source_at : source_at + nbytes]
+    new = target[target_at : target_at + nbytes]
+    for b in range(new.shape[0]):
+        new[b] = old[b]
 
 
 @kernel
