@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -13,6 +13,10 @@ from momentd_server.storage import frames
 
 if TYPE_CHECKING:
     from momentd_server.engine.table import Table
+
+
+# Rows of a flight that takes not much longer than any other, some tenths of a second.
+SHORT: Final = 1 << 14
 
 
 class Touch:
@@ -69,10 +73,13 @@ class Fetch:
             for other in flight.fetches:
                 if other.table is not self.table:
                     continue
-                found = frames.mark_common(self.rows, self.seen, other.rows, other.seen, common)
-                if found:
+                marks = common.copy()
+                found = frames.mark_common(self.rows, self.seen, other.rows, other.seen, marks)
+                # A few rows are read sooner than a long flight is over.
+                if found and (other.rows.size <= SHORT or found * 16 >= other.rows.size):
                     waits_for.append(flight)
                     count += found
+                    common = marks
         if count:
             self._select(self.positions[~common])
         return waits_for, count

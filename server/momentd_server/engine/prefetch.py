@@ -88,9 +88,11 @@ class Prefetcher:
         while not self._stopping:
             # Not inside while waiting: a drop or a flush of the table would wait as well.
             with self._enter(wish.table, wish.generation) as table:
-                rows = self._toucher.prefetch(table, rows)
+                wanted, rows = rows, self._toucher.prefetch(table, rows)
                 if not rows.size:
                     return
+                if rows.size < wanted.size:
+                    continue
                 if time.monotonic() > wish.until_s:
                     self._toucher.forget_fresh(table)
                     return

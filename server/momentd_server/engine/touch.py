@@ -19,7 +19,7 @@ import numpy as np
 
 from momentd_server.engine.api import Rows
 from momentd_server.engine.cache import Cache
-from momentd_server.engine.flight import Fetch, Flight, Touch
+from momentd_server.engine.flight import SHORT, Fetch, Flight, Touch
 from momentd_server.engine.lane import Lane
 from momentd_server.engine.spill import Cleaner
 from momentd_server.engine.table import Table
@@ -92,8 +92,8 @@ class Toucher:
     def prefetch(self, table: Table, rows: Rows) -> Rows:
         """Bring rows that are on disk into frames, as far as there is room for them.
 
-        Returns those for which there was none: wait and try again. Never waits for frames itself,
-        nor takes them from requests that do.
+        Returns the rest: if none was brought, there was no room; wait, then try again. Never waits
+        for frames itself, nor takes them from requests that do.
         """
         touch = Touch(table, rows)
         with self._lane:
@@ -104,6 +104,8 @@ class Toucher:
             on_disk = np.flatnonzero(fetch.seen > 0)
             wanted, rest = fetch.rows[on_disk], rows[:0]
             room = max(self._limit_bytes - self._cache.fresh_bytes(), 0) // table.frame_bytes
+            # One flight is short: a request for one of its rows waits for all of it.
+            room = min(room, SHORT)
             if on_disk.size > room:
                 on_disk, rest = on_disk[:room], wanted[room:]
             if not on_disk.size:

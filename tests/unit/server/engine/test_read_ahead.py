@@ -136,6 +136,22 @@ def test_two_requests_read_a_row_once(engine, table, model, disk):
     assert np.array_equal(all_moments(engine, table)[0], model.exp_avg)
 
 
+def test_a_request_for_few_rows_does_not_wait_for_a_long_flight(engine, table, disk, monkeypatch):
+    monkeypatch.setattr("momentd_server.engine.flight.SHORT", 500)
+    rows = cold(engine, table, 1000)
+    disk.hold()
+    long, _ = in_background(update, engine, table, rows)
+    assert disk.begun.acquire(timeout=30)
+    disk.rows.clear()
+    few, result = in_background(update, engine, table, rows[:10])
+    assert disk.begun.acquire(timeout=30)
+    assert disk.rows == rows[:10].tolist()
+    disk.may_go.set()
+    few.join()
+    long.join()
+    assert result[0][0].rows == 10
+
+
 def test_who_waited_for_a_read_that_failed_reads_for_himself(engine, table, disk):
     rows = cold(engine, table, 1000)
     disk.hold()
@@ -233,6 +249,20 @@ def test_what_was_never_used_makes_room_for_other_read_ahead(engine, table, monk
     wanted = cold(engine, table, 500)
     prefetch(engine, table, wanted)
     wait_until(lambda: are_here(internal, wanted))
+
+
+def test_a_long_wish_is_brought_in_parts(engine, table, disk, monkeypatch):
+    monkeypatch.setattr("momentd_server.engine.touch.SHORT", 300)
+    sizes = []
+    publish = engine._toucher._publish
+    monkeypatch.setattr(
+        engine._toucher, "_publish",
+        lambda fetch, pins: sizes.append(fetch.rows.size) or publish(fetch, pins),
+    )  # fmt: skip
+    rows = cold(engine, table, 1000)
+    prefetch(engine, table, rows)
+    wait_until(lambda: are_here(engine.tables.get(table.id), rows))
+    assert sizes == [300, 300, 300, 100]
 
 
 def test_a_prefetch_that_fails_changes_nothing(engine, table, model, disk):
