@@ -1,4 +1,4 @@
-"""python -m benchmarks [step overhead memory cold] [options]"""
+"""python -m benchmarks [step overhead memory cold victims] [options]"""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from .harness import RESULTS, Settings, publish
 
-BENCHMARKS = ("step", "overhead", "memory", "cold")
+BENCHMARKS = ("step", "overhead", "memory", "cold", "victims")
 
 
 def main(arguments: list[str] | None = None) -> int:
