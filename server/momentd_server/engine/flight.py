@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
@@ -10,6 +11,8 @@ import numpy as np
 
 from momentd_server.engine.api import Rows
 from momentd_server.storage import frames
+from momentd_server.storage.diskio import READ_MISMATCH, READ_PAST_END
+from momentd_wire.errors import CorruptRecord, MomentdError, StorageFailed
 
 if TYPE_CHECKING:
     from momentd_server.engine.table import Table
@@ -103,3 +106,20 @@ class Flight:
         # Flights that took off before this one; so nobody waits in a circle.
         self.waits_for = waits_for
         self.landed = threading.Event()  # its rows are in frames, or it failed
+
+
+def read_error(table: Table, row: int, segment: int, status: int) -> MomentdError:
+    """What a status of the read pool says to the caller."""
+    where = f"row {row} of table {table.id} (segment {segment} of family {table.family})"
+    details = {"table": table.id, "row": row, "segment": segment}
+    if status == READ_MISMATCH:
+        return CorruptRecord(
+            f"the bytes of {where} on disk are not those that were written: nothing was changed; "
+            "check the disk (dmesg), then load a checkpoint into a new table",
+            **details,
+        )
+    if status == READ_PAST_END:
+        return CorruptRecord(f"the file of {where} is too short: it was truncated", **details)
+    return StorageFailed(
+        f"reading {where} failed: {os.strerror(status)}; nothing was changed", **details
+    )

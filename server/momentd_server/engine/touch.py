@@ -9,7 +9,6 @@ Apply: the job runs in the lane, over memory only: it cannot fail for want of an
 from __future__ import annotations
 
 import itertools
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -19,16 +18,16 @@ import numpy as np
 
 from momentd_server.engine.api import Rows
 from momentd_server.engine.cache import Cache
-from momentd_server.engine.flight import SHORT, Fetch, Flight, Touch
+from momentd_server.engine.flight import SHORT, Fetch, Flight, Touch, read_error
 from momentd_server.engine.lane import Lane
 from momentd_server.engine.spill import Cleaner
 from momentd_server.engine.table import Table
 from momentd_server.jit import Pool
 from momentd_server.storage import frames, location
-from momentd_server.storage.diskio import READ_MISMATCH, READ_OK, READ_PAST_END, ReadPool
+from momentd_server.storage.diskio import READ_OK, ReadPool
 from momentd_server.storage.segments import SegmentStore
 from momentd_server.storage.space import SLAB_BYTES, Space, least_cache_bytes
-from momentd_wire.errors import CacheTooSmall, CorruptRecord, MomentdError, StorageFailed
+from momentd_wire.errors import CacheTooSmall
 
 T = TypeVar("T")
 _SHARING_ATTEMPTS: Final = 3
@@ -374,7 +373,7 @@ class Toucher:
         table.counters.bytes_read += rows.size * table.geometry.record_bytes
         bad = np.flatnonzero(status != READ_OK)
         if bad.size:
-            raise _read_error(table, int(rows[bad[0]]), int(segments[bad[0]]), int(status[bad[0]]))
+            raise read_error(table, int(rows[bad[0]]), int(segments[bad[0]]), int(status[bad[0]]))
         return hashes
 
     def _publish(self, fetch: Fetch, pins: int) -> int:
@@ -392,19 +391,3 @@ class Toucher:
         # Records found in frames at admission may have been cleaned since: count again.
         touch.states = frames.count_words(touch.index, self._words)
         return changed
-
-
-def _read_error(table: Table, row: int, segment: int, status: int) -> MomentdError:
-    where = f"row {row} of table {table.id} (segment {segment} of family {table.family})"
-    details = {"table": table.id, "row": row, "segment": segment}
-    if status == READ_MISMATCH:
-        return CorruptRecord(
-            f"the bytes of {where} on disk are not those that were written: nothing was changed; "
-            "check the disk (dmesg), then load a checkpoint into a new table",
-            **details,
-        )
-    if status == READ_PAST_END:
-        return CorruptRecord(f"the file of {where} is too short: it was truncated", **details)
-    return StorageFailed(
-        f"reading {where} failed: {os.strerror(status)}; nothing was changed", **details
-    )
