@@ -23,6 +23,7 @@ from . import machine
 
 RESULTS = Path(__file__).parent / "results"
 MIB = 1 << 20
+LEAST_CACHE_MIB = 16
 LR = 1e-3
 
 Side = Literal["momentd", "torch"]
@@ -32,6 +33,10 @@ def make_console() -> Console:
     """A terminal is as wide as it is; a log is wide enough for the tables."""
     console = Console()
     return console if console.is_terminal else Console(width=160)
+
+
+class Skipped(RuntimeError):
+    """This machine lacks what the benchmark needs; the text says what, and how to get it."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +72,8 @@ class Result:
     benchmark: str
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    # For the JSON alone: what is too much for the table, by case.
+    details: dict[str, Any] = field(default_factory=dict)
 
 
 def publish(result: Result, settings: Settings) -> Path:
@@ -93,7 +100,8 @@ def daemon(settings: Settings, cache_bytes: int, **options: Any) -> Iterator[Own
     if settings.side == "torch":
         yield None
         return
-    cache = f"{-(-cache_bytes // MIB)}MiB"
+    # A trial run of small tables may ask for less than a daemon accepts.
+    cache = f"{max(-(-cache_bytes // MIB), LEAST_CACHE_MIB)}MiB"
     with OwnDaemon(cache, work_dir=settings.work_dir, **options) as own:
         yield own
 
