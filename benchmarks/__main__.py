@@ -13,7 +13,7 @@ from .harness import RESULTS, Settings, Skipped, publish
 # One a line and in the order in which `make bench` runs them.
 BENCHMARKS = (
     "device",
-    "step",
+    "hot",
     "overhead",
     "memory",
     "cold",

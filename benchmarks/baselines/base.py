@@ -27,11 +27,6 @@ class Baseline(torch.optim.Optimizer):
         self.rows, self.dim = parameter.shape
         self.steps = 0
 
-    @property
-    def weight(self) -> Tensor:
-        """The trained weights, wherever the baseline keeps them; valid after `drain`."""
-        return self.parameter.data
-
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:
         if closure is not None:

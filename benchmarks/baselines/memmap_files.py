@@ -42,7 +42,7 @@ class Batch:
 
 
 class MemmapFiles(Baseline):
-    """The weights are in a file too, so `weight` is a mapping and not the parameter."""
+    """The weights are in a file too: the parameter becomes a mapping of it."""
 
     def __init__(self, parameter: nn.Parameter, folder: Path, lr: float = 1e-3) -> None:
         super().__init__(parameter, folder, lr)
@@ -53,6 +53,7 @@ class MemmapFiles(Baseline):
         for start in range(0, self.rows, FILL_ROWS):
             part = slice(start, start + FILL_ROWS)
             self._files[0][part] = parameter.data[part].numpy()
+        parameter.data = torch.from_numpy(self._files[0])
         self._queue: Queue[Batch | None] = Queue(QUEUED_BATCHES)
         # Batches handed to the writer and not yet in the files, the oldest first. Appended to by
         # step(), shortened by the writer; both are single operations on a deque.
@@ -60,10 +61,6 @@ class MemmapFiles(Baseline):
         self._failure: BaseException | None = None
         self._writer = threading.Thread(target=self._write, name="memmap-writer", daemon=True)
         self._writer.start()
-
-    @property
-    def weight(self) -> Tensor:
-        return torch.from_numpy(self._files[0])
 
     def update(self, gradient: Tensor) -> None:
         gradient = gradient.coalesce()

@@ -6,35 +6,42 @@ import time
 import pytest
 import torch
 
-from benchmarks import bench_step, machine, tracing, workload
+from benchmarks import bench_hot, machine, tracing, workload
 from benchmarks.__main__ import main
 from benchmarks.harness import Settings
 
 
-def test_step_benchmark_compares_both_sides_and_writes_json(tmp_path, monkeypatch):
-    tiny = workload.Shape(rows=500, dim=4, distinct=20, entries=30)
-    cases = [
-        bench_step.Case("in turns", tiny, 1.5),
-        bench_step.Case("one by one", tiny, None, in_turns=False),
+def test_hot_benchmark_compares_all_sides_and_writes_json(tmp_path, monkeypatch):
+    many = bench_hot.Case("many", distinct=20, entries=30, goal=1.5)
+    few = bench_hot.Case("few", distinct=5, entries=5)
+    tables = [
+        bench_hot.Table("in turns", 500, 4, (many, few)),
+        bench_hot.Table("one by one", 500, 4, (few,), in_turns=False, baselines=("mapping",)),
     ]
-    monkeypatch.setattr(bench_step, "cases", lambda settings: cases)
+    monkeypatch.setattr(bench_hot, "tables", lambda settings: tables)
 
-    main(["step", "--side", "torch", "--repeats", "2", "--results", str(tmp_path),
+    main(["hot", "--side", "torch", "--repeats", "2", "--results", str(tmp_path),
           "--work-dir", str(tmp_path)])  # fmt: skip
 
-    found = json.loads((tmp_path / "step.json").read_text())
-    first, second = found["rows"]
+    found = json.loads((tmp_path / "hot.json").read_text())
+    rows = {row["case"]: row for row in found["rows"]}
+    first, last = rows["in turns, many"], rows["one by one, few"]
     assert first["numbers"]["ratio_least"] <= first["numbers"]["ratio_most"]
     assert first["reached"] == (first["numbers"]["ratio"] >= 1.5)
-    assert second["reached"] is None
+    assert {"torch_ms", "momentd_ms", "memmap_ms", "mapping_ms", "lmdb_ms"} <= {*first["numbers"]}
+    assert last["reached"] is None
+    assert "memmap_ms" not in last["numbers"]
+    assert [row["goal"] for row in found["rows"]].count("memmap / ours >= 10") == 2
+    assert found["details"]["in turns, few"]["torch"]["steps"] == 2 * bench_hot.BLOCK
     assert found["machine"]["cores"] >= 1
     assert found["machine"]["packages"]["torch"] == torch.__version__
+    assert [path.name for path in tmp_path.iterdir()] == ["hot.json"]
 
 
 def test_unknown_benchmark_is_refused(capsys):
     with pytest.raises(SystemExit):
-        main(["stepp"])
-    assert "no such benchmark: stepp" in capsys.readouterr().err
+        main(["hott"])
+    assert "no such benchmark: hott" in capsys.readouterr().err
 
 
 def test_gradients_touch_as_many_distinct_rows_as_asked():
