@@ -37,7 +37,7 @@ test: $(STAMP) ## Runs all tests (not torture).
 torture: $(STAMP) ## Random kills and faults, for minutes.
 	@$(BIN)/python -m pytest -m torture --timeout=0 $(ARGS)
 
-bench: $(STAMP) ## Measures; writes JSON to benchmarks/results.
+bench: $(STAMP) ## Measures; writes JSON and PNG to benchmarks/results.
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 check: $(STAMP) ## Verifies style, types, layers, protos; changes nothing.

@@ -8,12 +8,16 @@ import os
 import sys
 from pathlib import Path
 
+from . import plots
 from .harness import RESULTS, Settings, Skipped, publish
 
 # One a line and in the order in which `make bench` runs them.
 BENCHMARKS = (
     "device",
     "hot",
+    "rows",
+    "inplace",
+    "gpu",
     "overhead",
     "memory",
     "cold",
@@ -56,6 +60,8 @@ def main(arguments: list[str] | None = None) -> int:
             settings.console.print(skipped[-1], style="yellow")
             continue
         settings.console.print(f"written to {publish(result, settings)}")
+        for plot in plots.draw(settings.results / f"{name}.json"):
+            settings.console.print(f"drawn in {plot}")
         missed |= any(row.reached is False for row in result.rows)
     if skipped and len(options.which or BENCHMARKS) > 1:
         # Once more where it is seen: at the end.

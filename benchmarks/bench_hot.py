@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-import gc
 import statistics
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Literal
 
-import torch
-from torch import nn
+from examples.own_daemon import OwnDaemon
+from momentd_wire.addresses import GRPC_SUFFIX
 
-from .baselines import BASELINES, Baseline
-from .baselines.base import FILLED
-from .harness import LR, Plane, Result, Row, Settings, daemon, milliseconds, open_optimizer, settle
-from .workload import Gradients, Shape, fill_state, make_parameter, timed_steps
+from .baselines import BASELINES
+from .harness import Result, Row, Settings, daemon, milliseconds, settle
+from .side import BLOCK, BLOCK_SECONDS, LEAST_STEPS, Side
+from .workload import Shape
 
-# Steps of one side before the other one has its turn; fewer if they take long.
-BLOCK = 10
-BLOCK_SECONDS, LEAST_STEPS = 2.0, 3
 # Baselines that write files come afterwards, so that write-back of theirs disturbs nobody else.
-BASELINE_BLOCKS = 3
+BASELINE_BLOCKS = 2
+# Those whose pages cost a fault after they were written back.
+MAPPED = {"memmap", "mapping"}
 # A cache that holds all records, frame metadata, and the clean frames the daemon keeps in stock.
 CACHE_SLACK = 1.15
 CACHE_EXTRA_BYTES = 128 << 20
 MEMMAP_GOAL = 10.0
+SYNCED = ", synced"
 
+Plane = Literal["local", "grpc"]
 # Seconds of each step, in blocks, by system.
 Times = dict[str, list[list[float]]]
 
@@ -55,19 +55,13 @@ class Table:
     baselines: tuple[str, ...] = tuple(BASELINES)
 
     @property
-    def state_bytes(self) -> int:
-        return Shape(self.rows, self.dim, 0, 0).state_bytes
+    def all_rows(self) -> Shape:
+        return Shape(self.rows, self.dim, self.rows, self.rows)
 
     def shape(self, case: Case) -> Shape:
         # In a trial run the tables are small: a batch stays well below a quarter of the cache.
         distinct = min(case.distinct, self.rows // 8)
         return Shape(self.rows, self.dim, distinct, case.entries * distinct // case.distinct)
-
-
-@dataclass(frozen=True)
-class Side:
-    parameter: nn.Parameter
-    optimizer: torch.optim.Optimizer
 
 
 def tables(settings: Settings) -> list[Table]:
@@ -104,21 +98,22 @@ def run(settings: Settings) -> Result:
         times = (_in_turns if table.in_turns else _one_by_one)(table, settings)
         for name in table.baselines:
             settings.console.print(f"  {name} ...")
-            for case, blocks in zip(table.cases, _baseline(table, name, settings), strict=True):
-                times[case.name][name] = blocks
+            for case, found in zip(table.cases, _baseline(table, name, settings), strict=True):
+                times[case.name] |= found
         for case in table.cases:
             label = f"{table.name}, {case.name}"
             result.rows += _rows(label, case, times[case.name])
             result.details[label] = {
-                system: {**milliseconds(list(chain(*blocks))), "steps": sum(map(len, blocks))}
-                for system, blocks in times[case.name].items()
+                system: _spread(list(chain(*blocks))) for system, blocks in times[case.name].items()
             }
     result.notes += [
         "Whole step() on CPU weights; the state of every row was touched before. torch, momentd "
         f"and momentd over gRPC in turns, in blocks of {BLOCK} steps (fewer, but {LEAST_STEPS}, if "
-        f"they take {BLOCK_SECONDS:g} s). 10 M rows: one after the other, both states do not fit.",
+        f"they take {BLOCK_SECONDS:g} s), each in a process of its own. 10 M rows: one after "
+        "the other, both states do not fit.",
         "memmap, mapping, lmdb: afterwards, in the same run, with the same gradients. Their files "
-        "are in the page cache; what the kernel writes back meanwhile is part of their time.",
+        "are in the page cache, most pages dirty: a step then costs no fault. 'files just written "
+        "back': they were synced before each block, as the kernel does every half minute.",
         "ratio_least, ratio_most: of the blocks.",
     ]
     return result
@@ -128,97 +123,87 @@ def _in_turns(table: Table, settings: Settings) -> dict[str, Times]:
     """Blocks of times by case. Which side begins alternates."""
     with ExitStack() as stack:
         own = stack.enter_context(daemon(settings, 2 * _cache_bytes(table)))
-        sides = {"torch": stack.enter_context(_torch_side(table))}
-        planes: dict[str, Plane] = {"momentd": "local"}
+        sides = [Side("torch", table.all_rows), _ours(table, own, "local")]
         if own is not None:
-            planes["grpc"] = "grpc"
-        for system, plane in planes.items():
-            parameter = _parameter(table)
-            optimizer = stack.enter_context(open_optimizer(parameter, own, plane))
-            fill_state(parameter, optimizer)
-            sides[system] = Side(parameter, optimizer)
+            sides.append(_ours(table, own, "grpc"))
+        for side in sides:
+            stack.enter_context(side)
+        for side in sides:
+            side.wait()
         settle(own)
         return {case.name: _turns(table.shape(case), sides, settings) for case in table.cases}
 
 
-def _turns(shape: Shape, sides: dict[str, Side], settings: Settings) -> Times:
-    gradients = {system: Gradients(shape) for system in sides}
-    times: Times = {system: [] for system in sides}
-    for system, side in sides.items():
-        _block(side, gradients[system])
+def _turns(shape: Shape, sides: list[Side], settings: Settings) -> Times:
+    names = ["torch", "momentd", "grpc"][: len(sides)]
+    times: Times = {name: [] for name in names}
+    for side in sides:
+        side.block(shape)
     for turn in range(settings.repeats):
-        for system in list(sides)[:: -1 if turn % 2 else 1]:
-            times[system].append(_block(sides[system], gradients[system]))
+        for name, side in list(zip(names, sides, strict=True))[:: -1 if turn % 2 else 1]:
+            times[name].append(side.block(shape))
     return times
 
 
 def _one_by_one(table: Table, settings: Settings) -> dict[str, Times]:
-    times: dict[str, Times] = {case.name: {} for case in table.cases}
-    with _torch_side(table) as side:
-        for case in table.cases:
-            times[case.name]["torch"] = _blocks(side, table.shape(case), settings.repeats)
-    gc.collect()
-    parameter = _parameter(table)
-    with (
-        daemon(settings, _cache_bytes(table)) as own,
-        open_optimizer(parameter, own) as optimizer,
-    ):
-        fill_state(parameter, optimizer)
-        settle(own)
-        for case in table.cases:
-            times[case.name]["momentd"] = _blocks(
-                Side(parameter, optimizer), table.shape(case), settings.repeats
-            )
-    return times
+    theirs = _alone(table, Side("torch", table.all_rows), settings.repeats)
+    with daemon(settings, _cache_bytes(table)) as own:
+        ours = _alone(table, _ours(table, own, "local"), settings.repeats, own)
+    return {
+        case.name: {"torch": a, "momentd": b}
+        for case, a, b in zip(table.cases, theirs, ours, strict=True)
+    }
 
 
-def _baseline(table: Table, name: str, settings: Settings) -> Iterator[list[list[float]]]:
-    """Blocks of times of each case."""
+def _baseline(table: Table, name: str, settings: Settings) -> list[Times]:
+    """Times of each case, as its files are and with the files written back before each block."""
     repeats = min(settings.repeats, BASELINE_BLOCKS)
-    with TemporaryDirectory(prefix=f"{name}-", dir=settings.work_dir) as made:
-        parameter = _parameter(table)
-        baseline = BASELINES[name](parameter, Path(made), LR)
-        try:
-            baseline.fill()
-            for case in table.cases:
-                yield _blocks(Side(parameter, baseline), table.shape(case), repeats)
-        finally:
-            baseline.close()
+    with (
+        TemporaryDirectory(prefix=f"{name}-", dir=settings.work_dir) as folder,
+        Side(name, table.all_rows, folder=Path(folder)) as side,
+    ):
+        side.wait()
+        found: list[Times] = []
+        for case in table.cases:
+            shape = table.shape(case)
+            found.append({name: _blocks(side, shape, repeats)})
+            if name in MAPPED:
+                found[-1][name + SYNCED] = _blocks(side, shape, 1, synced=True)
+        return found
 
 
-@contextmanager
-def _torch_side(table: Table) -> Iterator[Side]:
-    parameter = _parameter(table)
-    optimizer = torch.optim.SparseAdam([parameter], lr=LR)
-    timed_steps(parameter, optimizer, Gradients(Shape(table.rows, table.dim, 1, 1)), 1)
-    for name in ("exp_avg", "exp_avg_sq"):
-        # As after long training, and every page is there.
-        optimizer.state[parameter][name].fill_(FILLED)
-    yield Side(parameter, optimizer)
+def _alone(
+    table: Table, side: Side, repeats: int, own: OwnDaemon | None = None
+) -> list[list[list[float]]]:
+    """Blocks of times of each case."""
+    with side:
+        side.wait()
+        settle(own)
+        return [_blocks(side, table.shape(case), repeats) for case in table.cases]
 
 
-def _parameter(table: Table) -> nn.Parameter:
-    return make_parameter(Shape(table.rows, table.dim, 0, 0))
+def _blocks(side: Side, shape: Shape, repeats: int, *, synced: bool = False) -> list[list[float]]:
+    """The first one warms up."""
+    return [side.block(shape, synced=synced) for _ in range(repeats + 1)][1:]
 
 
-def _blocks(side: Side, shape: Shape, repeats: int) -> list[list[float]]:
-    gradients = Gradients(shape)
-    _block(side, gradients)
-    return [_block(side, gradients) for _ in range(repeats)]
+def _ours(table: Table, own: OwnDaemon | None, plane: Plane) -> Side:
+    """momentd, or torch once more if there is no daemon."""
+    if own is None:
+        return Side("torch", table.all_rows)
+    if plane == "local":
+        return Side("momentd", table.all_rows, address=own.address)
+    return Side("grpc", table.all_rows, address=f"grpc+{own.address}{GRPC_SUFFIX}")
 
 
-def _block(side: Side, gradients: Gradients) -> list[float]:
-    """Seconds of each step; what goes on in the background ends before the next block begins."""
-    seconds: list[float] = []
-    while len(seconds) < BLOCK and (len(seconds) < LEAST_STEPS or sum(seconds) < BLOCK_SECONDS):
-        seconds += timed_steps(side.parameter, side.optimizer, gradients, 1)
-    if isinstance(side.optimizer, Baseline):
-        side.optimizer.drain()
-    return seconds
+def _spread(seconds: list[float]) -> dict[str, float]:
+    return {
+        **milliseconds(seconds), "mean_ms": statistics.fmean(seconds) * 1e3, "steps": len(seconds),
+    }  # fmt: skip
 
 
 def _cache_bytes(table: Table) -> int:
-    return int(table.state_bytes * CACHE_SLACK) + CACHE_EXTRA_BYTES
+    return int(table.all_rows.state_bytes * CACHE_SLACK) + CACHE_EXTRA_BYTES
 
 
 def _rows(label: str, case: Case, times: Times) -> list[Row]:
@@ -238,12 +223,20 @@ def _rows(label: str, case: Case, times: Times) -> list[Row]:
         "ratio_most": max(of_blocks),
     }
     for system, median in medians.items():
-        numbers.setdefault(f"{system}_ms", median * 1e3)
+        if not system.endswith(SYNCED):
+            numbers.setdefault(f"{system}_ms", median * 1e3)
     rows = [_judged(label, numbers, "torch / ours", ratio, case.goal)]
     if "memmap" in medians:
         over = medians["memmap"] / medians["momentd"]
         numbers = {"ratio": over}
         rows.append(_judged("  memmap / ours", numbers, "memmap / ours", over, case.memmap_goal))
+    synced = {
+        f"{system.removesuffix(SYNCED)}_ms": median * 1e3
+        for system, median in medians.items()
+        if system.endswith(SYNCED)
+    }
+    if synced:
+        rows.append(Row("  files just written back", synced))
     return rows
 
 

@@ -17,7 +17,6 @@ from rich.table import Table
 
 import momentd
 from examples.own_daemon import OwnDaemon
-from momentd_wire.addresses import GRPC_SUFFIX
 from momentd_wire.v1 import momentd_pb2 as pb
 
 from . import machine
@@ -28,7 +27,6 @@ LEAST_CACHE_MIB = 16
 LR = 1e-3
 
 Side = Literal["momentd", "torch"]
-Plane = Literal["local", "grpc"]
 
 
 def make_console() -> Console:
@@ -110,14 +108,13 @@ def daemon(settings: Settings, cache_bytes: int, **options: Any) -> Iterator[Own
 
 @contextmanager
 def open_optimizer(
-    parameter: torch.nn.Parameter, own: OwnDaemon | None, plane: Plane = "local"
+    parameter: torch.nn.Parameter, own: OwnDaemon | None
 ) -> Iterator[torch.optim.Optimizer]:
     """The optimizer under test: momentd's on `own`, torch's without a daemon."""
     if own is None:
         yield torch.optim.SparseAdam([parameter], lr=LR)
         return
-    address = own.address if plane == "local" else f"grpc+{own.address}{GRPC_SUFFIX}"
-    optimizer = momentd.SparseAdam([parameter], lr=LR, address=address, run="benchmark")
+    optimizer = momentd.SparseAdam([parameter], lr=LR, address=own.address, run="benchmark")
     yield optimizer
     # Its table goes before the daemon does: nothing of it has to be written at the stop.
     optimizer.close()

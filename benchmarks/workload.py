@@ -81,9 +81,9 @@ def fill_state(
 ) -> None:
     """Touch the state of every row by ordinary steps, in sequence."""
     rows, dim = parameter.shape
-    values = torch.full((min(fill_rows, rows), dim), 1e-3)
+    values = torch.full((min(fill_rows, rows), dim), 1e-3, device=parameter.device)
     for start in range(0, rows, fill_rows):
-        ids = torch.arange(start, min(start + fill_rows, rows))
+        ids = torch.arange(start, min(start + fill_rows, rows), device=parameter.device)
         parameter.grad = sparse_rows(ids, values[: ids.numel()], (rows, dim))
         optimizer.step()
     parameter.grad = None

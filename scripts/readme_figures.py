@@ -21,8 +21,9 @@ def main() -> None:
     lines = [
         "A whole `optimizer.step()` as the trainer sees it, CPU weights, side by side in one run:",
         "",
-        "| rows x width, rows a step | momentd, cache holds the state | `torch.optim.SparseAdam` in "
-        "RAM | momentd over gRPC | memmap files | one mapping in place | LMDB |",
+        "| rows x width, rows a step | momentd, cache holds the state "
+        "| `torch.optim.SparseAdam` in RAM | momentd over gRPC | memmap files "
+        "| one mapping in place | LMDB |",
         "|---|---|---|---|---|---|---|",
         *(_hot_line(row) for row in hot["rows"] if "torch_ms" in row["numbers"]),
         "",

@@ -48,6 +48,9 @@ class Baseline(torch.optim.Optimizer):
     def drain(self) -> None:
         """Wait for what is done in the background."""
 
+    def sync(self) -> None:
+        """Have the files written back, as the kernel does by itself after half a minute."""
+
     def close(self) -> None:
         """End threads, close files."""
 

@@ -42,6 +42,8 @@ class MappedRecords(Baseline):
         self._pool = Pool(len(os.sched_getaffinity(0)), name="mapping-kernel")
         self._scratch = rules.Scratch()
         self._spare = np.zeros((self._pool.threads, 2, -(-self.dim // 32) * 32), np.float32)
+        row_bytes = self._schema.record_bytes + 2 * self.dim * 4
+        self._ahead_rows = max(1, min(sparse_adam.AHEAD_BYTES // row_bytes, sparse_adam.AHEAD_ROWS))
         self._layout = sparse_adam.layout_of(self._schema, "none")
 
     def update(self, gradient: Tensor) -> None:
@@ -67,7 +69,7 @@ class MappedRecords(Baseline):
             self._spare,
             numbers,
             self._layout,
-            sparse_adam.AHEAD_ROWS,
+            self._ahead_rows,
             least=LEAST_ROWS,
         )
 
@@ -75,6 +77,9 @@ class MappedRecords(Baseline):
         part = FILL_ROWS * self._floats
         for start in range(0, len(self._records), part):
             self._records[start : start + part] = FILLED
+
+    def sync(self) -> None:
+        self._records.flush()
 
     def close(self) -> None:
         self._pool.close()

@@ -88,6 +88,11 @@ class MemmapFiles(Baseline):
         if self._failure is not None:
             raise self._failure
 
+    def sync(self) -> None:
+        self.drain()
+        for file in self._files:
+            file.flush()
+
     def close(self) -> None:
         self._queue.put(None)
         self._writer.join()

@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from benchmarks import bench_hot, machine, tracing, workload
+from benchmarks import bench_hot, machine, side, tracing, workload
 from benchmarks.__main__ import main
 from benchmarks.harness import Settings
 
@@ -15,8 +15,8 @@ def test_hot_benchmark_compares_all_sides_and_writes_json(tmp_path, monkeypatch)
     many = bench_hot.Case("many", distinct=20, entries=30, goal=1.5)
     few = bench_hot.Case("few", distinct=5, entries=5)
     tables = [
-        bench_hot.Table("in turns", 500, 4, (many, few)),
-        bench_hot.Table("one by one", 500, 4, (few,), in_turns=False, baselines=("mapping",)),
+        bench_hot.Table("in turns", 500, 4, (many, few), baselines=("memmap",)),
+        bench_hot.Table("one by one", 500, 4, (few,), in_turns=False, baselines=()),
     ]
     monkeypatch.setattr(bench_hot, "tables", lambda settings: tables)
 
@@ -28,14 +28,43 @@ def test_hot_benchmark_compares_all_sides_and_writes_json(tmp_path, monkeypatch)
     first, last = rows["in turns, many"], rows["one by one, few"]
     assert first["numbers"]["ratio_least"] <= first["numbers"]["ratio_most"]
     assert first["reached"] == (first["numbers"]["ratio"] >= 1.5)
-    assert {"torch_ms", "momentd_ms", "memmap_ms", "mapping_ms", "lmdb_ms"} <= {*first["numbers"]}
+    assert {"torch_ms", "momentd_ms", "memmap_ms"} <= {*first["numbers"]}
     assert last["reached"] is None
     assert "memmap_ms" not in last["numbers"]
     assert [row["goal"] for row in found["rows"]].count("memmap / ours >= 10") == 2
-    assert found["details"]["in turns, few"]["torch"]["steps"] == 2 * bench_hot.BLOCK
+    assert found["details"]["in turns, few"]["torch"]["steps"] == 2 * side.BLOCK
     assert found["machine"]["cores"] >= 1
     assert found["machine"]["packages"]["torch"] == torch.__version__
-    assert [path.name for path in tmp_path.iterdir()] == ["hot.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hot.json", "hot.png"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_the_gpu_is_not_measured_and_the_reason_is_shown(tmp_path, capsys):
+    assert main(["gpu", "--results", str(tmp_path), "--work-dir", str(tmp_path)]) == 0
+
+    assert "SKIPPED gpu: torch" in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_gpu_benchmark_compares_both_sides(tmp_path):
+    main(["gpu", "--scale", "100", "--side", "torch", "--results", str(tmp_path),
+          "--work-dir", str(tmp_path)])  # fmt: skip
+
+    rows = json.loads((tmp_path / "gpu.json").read_text())["rows"]
+    assert {"torch_ms", "momentd_ms"} <= {*rows[0]["numbers"]}
+
+
+def test_side_that_fails_ends_the_benchmark(capfd):
+    shape = workload.Shape(rows=50, dim=2, distinct=5, entries=5)
+    with (
+        side.Side("abacus", shape) as process,
+        pytest.raises(RuntimeError, match="the process of 'abacus' ended with 1"),
+    ):
+        process.wait()
+
+    assert "KeyError: 'abacus'" in capfd.readouterr().err
 
 
 def test_unknown_benchmark_is_refused(capsys):
