@@ -22,6 +22,10 @@ BENCHMARKS = (
     "memory",
     "cold",
     "victims",
+    "zipf",
+    "clients",
+    "tail",
+    "grpc",
 )
 
 

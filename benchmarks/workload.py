@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +34,12 @@ class Shape:
     @property
     def state_bytes(self) -> int:
         return 2 * self.rows * self.dim * 4
+
+
+class GradientSource(Protocol):
+    """Hands out the gradient of one step after the other."""
+
+    def next(self) -> Tensor: ...
 
 
 class Gradients:
@@ -90,7 +97,7 @@ def fill_state(
 
 
 def timed_steps(
-    parameter: nn.Parameter, optimizer: torch.optim.Optimizer, gradients: Gradients, steps: int
+    parameter: nn.Parameter, optimizer: torch.optim.Optimizer, gradients: GradientSource, steps: int
 ) -> list[float]:
     """Seconds of each of `steps` whole calls of `optimizer.step()`."""
     seconds = []
