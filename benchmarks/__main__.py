@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -55,6 +56,8 @@ def main(arguments: list[str] | None = None) -> int:
         side=options.side,
     )
     settings.work_dir.mkdir(parents=True, exist_ok=True)
+    # As Ctrl-C does: daemons and folders of a benchmark go with it.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     missed, skipped = False, []
     for name in options.which or BENCHMARKS:
         try:
