@@ -32,6 +32,7 @@ MIN_CACHE_BYTES: Final = 16 * MIB
 # Bounds of the cache that a daemon chooses by itself: a quarter of the memory, within these.
 AUTO_CACHE_BYTES: Final = (256 * MIB, 16 * GIB)
 MIN_TOKEN_BYTES: Final = 16
+MIN_DISK_RATIO: Final = 1.2
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
@@ -72,6 +73,8 @@ class ServeConfig:
     arena_bytes: int = 4 * GIB
     arenas_total_bytes: int = 16 * GIB
     max_sessions: int = 256
+    # Bytes on disk, in terms of the bytes that are needed, above which compaction works.
+    disk_ratio: float = 2.0
     # Bulk bytes in flight over gRPC, requests and replies together.
     grpc_bytes: int = 4 * GIB
     # Seconds that an orderly stop may take.
@@ -99,6 +102,11 @@ class ServeConfig:
         for name in _POSITIVE:
             if getattr(self, name) <= 0:
                 raise InvalidArgument(f"{name} is {getattr(self, name)}, it must be above 0")
+        if not self.disk_ratio >= MIN_DISK_RATIO:
+            raise InvalidArgument(
+                f"--disk-ratio {self.disk_ratio}: the least is {MIN_DISK_RATIO}; nearer to 1 almost "
+                "everything would be written again all the time"
+            )
         if self.threads < 0:
             raise InvalidArgument(f"threads is {self.threads}: 0 means one for each core")
         self._check_listeners()

@@ -18,6 +18,7 @@ from hypothesis.stateful import (
     rule,
 )
 
+from momentd_server.engine import compaction
 from momentd_server.storage import frames
 from tests.support.local_engine import (
     AdamModel,
@@ -110,6 +111,17 @@ class StoreMachine(RuleBasedStateMachine):
         assert steps == [model.step + 1, model.step + 2]
         for rows in parts:
             model.update(rows, row_grads[rows])
+
+    @rule(share=st.sampled_from([0.1, 0.5, 0.9]))
+    def compact(self, share: float) -> None:
+        """Whatever the ratio: some ended segment is written again."""
+        compactor = self.engine.compactor
+        compactor._ratio, slack = share, compaction._SLACK_BYTES
+        try:
+            compaction._SLACK_BYTES = 0
+            compactor.run_once()
+        finally:
+            compactor._ratio, compaction._SLACK_BYTES = 2.0, slack
 
     @rule(k=which)
     def clone_and_compare(self, k: int) -> None:

@@ -92,6 +92,13 @@ def _duration(name: str) -> str:
     help=f"Cold reads at a time; default: {_DEFAULTS['read_threads']}.",
 )
 @click.option(
+    "--disk-ratio",
+    type=float,
+    metavar="X",
+    help="Most bytes on disk, in terms of the bytes that are needed; more is compacted. Default: "
+    f"{_DEFAULTS['disk_ratio']}; nearer to 1 saves disk and writes more.",
+)
+@click.option(
     "--arena",
     "arena_bytes",
     type=SIZE,

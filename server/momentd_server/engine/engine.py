@@ -27,6 +27,7 @@ from momentd_server.engine.api import (
     TableView,
 )
 from momentd_server.engine.cache import Cache, SlabStock
+from momentd_server.engine.compaction import Compactor
 from momentd_server.engine.flight import Touch
 from momentd_server.engine.lane import Lane
 from momentd_server.engine.lifecycle import BASE_BYTES, Tables
@@ -102,6 +103,10 @@ class LocalEngine:
         self._cleaner = Cleaner(
             self._lane, self._cache, self.tables.spiller, self._all_tables, self._progressed
         )
+        self.compactor = Compactor(
+            space, self._lane, self._store, self.tables, config.disk_ratio, self._cleaner.wake
+        )
+        self.tables.spiller.wrote = self.compactor.wake
         self._toucher = Toucher(
             space, self._lane, self._pool, self._cache, self._cleaner, self._store, self._readers,
             limit,
@@ -148,6 +153,7 @@ class LocalEngine:
             raise
         engine._stock.start()
         engine._cleaner.start()
+        engine.compactor.start()
         engine._prefetcher.start()
         engine.state = "serving"
         return engine
@@ -175,6 +181,7 @@ class LocalEngine:
                 return
             self._stopped = True
             self._prefetcher.stop()
+            self.compactor.stop()
             self._cleaner.stop()
             self._stock.stop()
             if not discard:
@@ -186,6 +193,7 @@ class LocalEngine:
         """Release everything after `stop`. Nothing of the engine may be used afterwards."""
         self._pool.close()
         self._readers.close()
+        self.compactor.close()
         self._store.close()
         self._catalog.close()
         self._datadir.close()
@@ -436,13 +444,13 @@ class LocalEngine:
             step, number = table.step, table.update_number
             cold = np.flatnonzero(source < -1) if slots else source[:0]
             checks = table.check[rows[cold]]
-            table.reading += 1 if slots else 0
+            read = table.retirement.begin_read() if slots else -1
         if slots:
             try:
                 self._gather_cold(table, rows, -2 - source[cold], cold, checks, offsets, outs)
             finally:
                 with self._lane:
-                    table.reading -= 1
+                    table.retirement.end_read(read)
         return step, number
 
     def _gather_cold(

@@ -60,6 +60,7 @@ class Fetch:
         self.table = touch.table
         self.reserved: Rows = touch.rows[:0]
         self.pinned: Rows = touch.index.copy()  # of which records this fetch holds a pin
+        self.read = -1  # its number among the table's reads
         self._select(np.flatnonzero(touch.index < 0))
 
     def _select(self, positions: Rows) -> None:

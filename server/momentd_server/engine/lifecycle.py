@@ -9,20 +9,21 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
 
 from momentd_server import rules
 from momentd_server.engine.api import OpenMode
 from momentd_server.engine.cache import Cache
+from momentd_server.engine.cuts import Cut
 from momentd_server.engine.lane import Lane
 from momentd_server.engine.sessions import Session
 from momentd_server.engine.spill import Spiller
 from momentd_server.engine.table import Table
 from momentd_server.obs import machine
 from momentd_server.schema import MAX_RECORD_BYTES, Schema
-from momentd_server.storage import frames, recovery
+from momentd_server.storage import compaction_kernels, frames, recovery
 from momentd_server.storage.catalog import Catalog, DropTable, Manifest, Put, TableRecord
 from momentd_server.storage.segments import SegmentStore
 from momentd_server.storage.space import MAX_TABLES, Space, extent_bytes
@@ -62,14 +63,28 @@ class Tables:
         self._segment_users: dict[int, set[int]] = {}
         # Tables that are being made, and the bytes of their locations.
         self._being_made: dict[int, int] = {}
+        # Held while records change segments, and by who relies on which segments a table has. It is
+        # taken after gates and before the lane.
+        self.moving = threading.Lock()
         self._naming = threading.Lock()  # one named table is opened or created at a time
-        self.spiller = Spiller(space, lane, store, self._release)
+        self.spiller = Spiller(
+            space, lane, store, lambda table, segments: self.release(table.id, segments)
+        )
 
     # ------------------------------------------------------------------------------ reading
 
     def all(self) -> list[Table]:
         with self._lock:
             return list(self._by_id.values())
+
+    def by_family(self) -> dict[int, list[Table]]:
+        families: dict[int, list[Table]] = {}
+        for table in self.all():
+            families.setdefault(table.family, []).append(table)
+        return families
+
+    def family(self, family_id: int) -> list[Table]:
+        return [table for table in self.all() if table.family == family_id]
 
     def get(self, table_id: int) -> Table:
         table = self._by_id.get(table_id)
@@ -145,10 +160,12 @@ class Tables:
             log.exception("table %d is broken", table.id)
             table.broken = error
             self._register(table)
+            self.use(table.id, [segment for segment, _ in manifest.segments])
             return
         table.live = dict(result.live_records)
         table.rows_touched = result.rows_touched
         table.segments = {s: self._store.get(s) for s, _ in manifest.segments}
+        table.cut = self._make_cut(table)
         self._register(table)
         log.info(
             "table %d: %d rows found in %d records, %.2f s",
@@ -253,8 +270,7 @@ class Tables:
             self._by_id[table.id] = table
             if table.record.name is not None:
                 self._by_name[table.record.name] = table
-            for segment in table.segments:
-                self._segment_users.setdefault(segment, set()).add(table.id)
+        self.use(table.id, table.segments)
         self._cache.stock.collapse_rows(table)
 
     def _unmake(self, table: Table) -> None:
@@ -292,14 +308,13 @@ class Tables:
             clone = self._make(replace(record, manifest=empty))
             clone.block["step"] = manifest.step
             clone.block["update_number"] = manifest.update_number
-            self._copy_locations(source, clone)
-            clone.segments = {s: source.segments[s] for s, _ in manifest.segments}
-            clone.live = {s: source.live[s] for s in clone.segments}
-            clone.rows_touched = source.rows_touched
-            with self._lock:
-                for segment in clone.segments:
-                    self._segment_users.setdefault(segment, set()).add(source.id)
-            self._commit_new(clone, session)
+            with self.moving:
+                self._copy_locations(source, clone)
+                clone.live = {s: n for s, n in source.live.items() if n}
+                clone.segments = {s: source.segments[s] for s in clone.live}
+                clone.rows_touched = source.rows_touched
+                self.use(source.id, clone.segments)
+                self._commit_new(clone, session)
         if name is not None:
             self.flush([clone])
         return clone
@@ -331,9 +346,10 @@ class Tables:
                     alone.append(table)
             if not alone:
                 return
-            self._catalog.commit([DropTable(table.id) for table in alone])
-            for table in alone:
-                self._take_out(table)
+            with self.moving:  # which commits tables too
+                self._catalog.commit([DropTable(table.id) for table in alone])
+                for table in alone:
+                    self._take_out(table)
         for table in alone:
             self._let_go(table)
 
@@ -348,23 +364,34 @@ class Tables:
 
     def _let_go(self, table: Table) -> None:
         """The files of a table that is gone. Those of a failure are deleted by the next start."""
-        segments, table.segments = list(table.segments), {}
+        with self._lane:
+            segments = [*table.segments, *table.retirement.take_all()]
+            table.segments = {}
+        if table.broken is not None:
+            segments = [segment for segment, _ in table.record.manifest.segments]
         if table.open_segment is not None:
             self._store.seal(table.open_segment)
-        self._release(table, segments)
+        self.release(table.id, segments)
 
-    def _release(self, table: Table, segments: list[int]) -> None:
-        """This table needs these files no more; a file that no table needs is unlinked."""
+    def use(self, user: int, segments: Iterable[int]) -> None:
+        """A table, or compaction (0), needs these files until it releases them."""
+        with self._lock:
+            for segment in segments:
+                self._segment_users.setdefault(segment, set()).add(user)
+
+    def release(self, user: int, segments: Iterable[int]) -> None:
+        """This user needs these files no more; a file that nobody needs is unlinked."""
         unneeded: list[int] = []
         with self._lock:
             for segment in segments:
                 users = self._segment_users.get(segment, set())
-                users.discard(table.id)
+                users.discard(user)
                 if not users:
                     self._segment_users.pop(segment, None)
                     unneeded.append(segment)
         for segment in unneeded:
-            self._store.unlink(segment)
+            if self._store.knows(segment):  # else the next start finds it unlisted
+                self._store.unlink(segment)
 
     # ------------------------------------------------------------------------------ flush
 
@@ -395,12 +422,49 @@ class Tables:
         with table.gate.alone():
             written = self.spiller.spill_all(table)
             self._store.sync(list(table.segments.values()))
-            record = replace(table.record, manifest=table.manifest())
-            self._catalog.commit([Put(record)])
-            table.record = record
-            table.committed = frozenset(s for s, _ in record.manifest.segments)
+            with self.moving:
+                # What compaction wrote since.
+                self._store.sync(list(table.segments.values()))
+                cut = self._make_cut(table)
+                record = replace(table.record, manifest=table.manifest(durable=True))
+                self._catalog.commit([Put(record)])
+                table.record = record
+                with self._lane:
+                    table.cut = cut
         self.spiller.release_unneeded(table)
         return written
+
+    def _make_cut(self, table: Table) -> Cut:
+        """Of what is on disk now, under `moving`: nothing of the table is dirty."""
+        record_bytes = table.geometry.record_bytes
+        if table.record.name is None:
+            return Cut(record_bytes)  # it goes with its session, or with the daemon
+        cut = Cut(record_bytes, [segment for segment, count in table.live.items() if count])
+        for start in range(0, table.rows, _CLONE_ROWS):
+            stop = min(start + _CLONE_ROWS, table.rows)
+            with self._lane:
+                compaction_kernels.mark_rows(
+                    start, stop, table.location, self._words, table.geo, cut.segments, cut.bits
+                )
+        return cut
+
+    def commit_without(self, victim: int, tables: Sequence[Table]) -> None:
+        """Under `moving`: the committed states of these tables use the copies of its records.
+
+        Raises StorageFailed and OutOfSpace with the committed states as they were.
+        """
+        puts: list[Put] = []
+        for table in tables:
+            segments = [self._store.get(int(s)) for s in table.cut.segments if s != victim]
+            self._store.sync(segments)
+            counted = tuple((segment.id, segment.durable) for segment in segments)
+            manifest = replace(table.record.manifest, segments=counted)
+            puts.append(Put(replace(table.record, manifest=manifest)))
+        self._catalog.commit(puts)
+        for table, put in zip(tables, puts, strict=True):
+            table.record = cast("TableRecord", put.record)
+            with self._lane:
+                table.cut.forget(victim)
 
 
 def _check_whole(table: Table) -> None:

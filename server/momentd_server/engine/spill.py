@@ -19,9 +19,9 @@ from momentd_server.engine.lane import Lane
 from momentd_server.engine.table import Table
 from momentd_server.storage import hashing, location, victim_kernels
 from momentd_server.storage.diskio import aligned_buffer
-from momentd_server.storage.segments import Segment, SegmentStore
+from momentd_server.storage.segments import Segment, SegmentStore, fitting_bytes
 from momentd_server.storage.space import Space
-from momentd_wire.errors import InternalError, MomentdError
+from momentd_wire.errors import InternalError, MomentdError, OutOfSpace
 
 log = logging.getLogger("momentd.spill")
 
@@ -44,6 +44,10 @@ class Spiller:
         store: SegmentStore,
         release: Callable[[Table, list[int]], None],
     ) -> None:
+        # Called after each batch, and with True if there was no space for one.
+        self.wrote: Callable[[bool], None] = lambda _full: None
+        # Free space that is left to compaction, so that it can make more.
+        self.floor_bytes = 0
         self._space = space
         self._words = space.words.view(np.int64)
         self._lane = lane
@@ -150,15 +154,38 @@ class Spiller:
         delta = int((hashes - batch.old[:count].view(np.uint64)).sum(dtype=np.uint64))
         versions = np.uint64(table.version(0)) | batch.updates[:count].view(np.uint64)
 
-        segment = self._segment_for(table, count)
-        first = self._store.append(segment, records, batch.rows[:count], versions, hashes, delta)
+        try:
+            self._check_space(count * record_bytes)
+            segment = self._segment_for(table, count)
+            first = self._store.append(
+                segment, records, batch.rows[:count], versions, hashes, delta
+            )
+        except OutOfSpace:
+            self.wrote(True)
+            raise
         batch.slots = np.int64(location.slot(segment.id, first)) + offsets
         batch.hashes, batch.checks, batch.segment = hashes, checks, segment
         table.counters.bytes_written += count * record_bytes
 
+    def _check_space(self, wanted_bytes: int) -> None:
+        if not self.floor_bytes:
+            return
+        free_bytes = self._store.datadir.free_bytes()
+        if free_bytes < wanted_bytes + self.floor_bytes:
+            raise OutOfSpace(
+                f"{self._store.datadir.path} has {free_bytes >> 20} MiB free, of which compaction "
+                f"needs {self.floor_bytes >> 20} MiB to make more: it is at work and this is tried "
+                "again; free space on that file system or drop tables",
+                path=self._store.datadir.path,
+            )
+
     def _segment_for(self, table: Table, count: int) -> Segment:
         segment = table.open_segment
-        if segment is None or not segment.has_room(count):
+        if (
+            segment is None
+            or not segment.has_room(count)
+            or segment.fill >= fitting_bytes(table.needed_bytes())
+        ):
             if segment is not None:
                 self._store.seal(segment)
             segment = self._store.create(
@@ -183,18 +210,16 @@ class Spiller:
                 table.dirty -= cleaned
                 segment = batch.segment.id
                 table.live[segment] = table.live.get(segment, 0) + cleaned
-                table.account(old_slots[:cleaned], -1)
+                table.supersede(old_slots[:cleaned])
             cleaned_in_all += cleaned
         self.release_unneeded(table)
+        self.wrote(False)
         return cleaned_in_all
 
     def release_unneeded(self, table: Table) -> None:
         """Lets go of segments in which this table needs nothing any more."""
         with self._lane:
-            released = table.releasable()
-            for segment in released:
-                del table.segments[segment]
-                table.live.pop(segment, None)
+            released = table.take_retired()
         if released:
             self._release(table, released)
 
@@ -302,7 +327,9 @@ class Cleaner:
                     worked = self._spiller.spill(table, wanted=short) > 0 or worked
                 self.failure = None
             except MomentdError as failure:
-                log.warning("spill of table %d failed: %s", table.id, failure)
+                # It is tried all the time: said once, until it has succeeded.
+                if type(failure) is not type(self.failure):
+                    log.warning("spill of table %d failed: %s", table.id, failure)
                 self.failure = failure
                 return False
         if not short_anywhere:

@@ -10,11 +10,14 @@ from typing import Final
 import numpy as np
 
 from momentd_server.engine.api import Rows, TableStats, TableView
+from momentd_server.engine.cuts import Cut
 from momentd_server.engine.flight import Flight
 from momentd_server.engine.gate import Gate
+from momentd_server.engine.retirement import Retirement
 from momentd_server.obs.latency import LatencyWindow, Rate
 from momentd_server.storage import frames, victim_kernels
 from momentd_server.storage.catalog import Manifest, TableRecord
+from momentd_server.storage.format import ENTRY_BYTES
 from momentd_server.storage.location import version
 from momentd_server.storage.segments import Segment
 from momentd_server.storage.space import META_BYTES, Geometry, Space
@@ -34,6 +37,8 @@ class Counters:
     updates: int = 0
     bytes_read: int = 0
     bytes_written: int = 0
+    bytes_compacted: int = 0  # of records that compaction wrote again
+    segments_compacted: int = 0
     rows_prefetched: int = 0  # read ahead; not among the misses
     reads_shared: int = 0  # misses that waited for another's read of the row
     rows_updated: Rate = field(default_factory=Rate)
@@ -83,14 +88,14 @@ class Table:
         # Slabs that another table gets once they are free, and how many others promised to this.
         self.leaving: dict[int, Table] = {}
         self.promised = 0
-        self.reading = 0  # reads in flight: no segment is let go meanwhile
+        self.retirement = Retirement()
         self.slabs_offered = 0  # position of the next slab that another table may take
         self.last_used_s = time.monotonic()
 
         self.open_segment: Segment | None = None  # only the spilling thread changes it
         self.live: dict[int, int] = {}  # segment -> records that a location or backing refers to
         self.segments: dict[int, Segment] = {}
-        self.committed: frozenset[int] = frozenset(s for s, _ in record.manifest.segments)
+        self.cut = Cut(self.geometry.record_bytes)  # what the committed state needs
         self.rows_touched = 0
         self.counters = Counters()
 
@@ -208,23 +213,36 @@ class Table:
             segment = int(lowest + k)
             self.live[segment] = self.live.get(segment, 0) + amount * int(counts[k])
 
-    def releasable(self) -> list[int]:
-        """Segments that no location, no backing and no committed manifest of this table needs."""
-        if self.reading:
-            return []
-        open_id = self.open_segment.id if self.open_segment else None
-        return [
-            segment
-            for segment in self.segments
-            if self.live.get(segment, 0) == 0
-            and segment != open_id
-            and segment not in self.committed
-        ]
+    def supersede(self, slots: Rows) -> None:
+        """In the lane: nothing of this table refers to these slots any more; other words are 0."""
+        self.account(slots, -1)
+        self.cut.superseded(slots)
 
-    def manifest(self) -> Manifest:
-        """What is on disk, as of now: complete only if no frame is dirty."""
+    def take_retired(self) -> list[int]:
+        """In the lane: segments that this table let go of, and that no read in flight may use."""
+        for segment in list(self.segments.values()):
+            if not (segment.writable or self.live.get(segment.id, 0) or segment.id in self.cut):
+                del self.segments[segment.id]
+                self.live.pop(segment.id, None)
+                self.retirement.add(segment.id)
+        return self.retirement.take()
+
+    def needed_records(self, segment: int) -> int:
+        """Records of a segment that this table or its committed state needs."""
+        return self.live.get(segment, 0) + self.cut.only_here(segment)
+
+    def needed_bytes(self) -> int:
+        """Bytes on disk of the records that this table or its committed state needs."""
+        records = sum(list(self.live.values())) + int(self.cut.only.sum())
+        return records * (self.geometry.record_bytes + ENTRY_BYTES)
+
+    def manifest(self, *, durable: bool = False) -> Manifest:
+        """What is on disk, as of now: complete only if no frame is dirty.
+
+        durable: counts of each file what is synced. Another table may be writing to it.
+        """
         segments = tuple(
-            (segment.id, segment.fill)
+            (segment.id, segment.durable if durable else segment.fill)
             for segment in sorted(self.segments.values(), key=lambda s: s.id)
             if self.live.get(segment.id, 0)
         )

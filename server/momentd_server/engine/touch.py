@@ -234,7 +234,7 @@ class Toucher:
         """In the lane."""
         flight = Flight(fetches, waits_for)
         for fetch in fetches:
-            fetch.table.reading += 1
+            fetch.read = fetch.table.retirement.begin_read()
             fetch.table.flights.append(flight)
         with self._changed:
             self._in_flight += 1
@@ -254,7 +254,7 @@ class Toucher:
     def _land(self, flight: Flight) -> None:
         """In the lane: nothing is read for this flight any more."""
         for fetch in flight.fetches:
-            fetch.table.reading -= 1
+            fetch.table.retirement.end_read(fetch.read)
             fetch.table.flights.remove(flight)
 
     def _end(self, flight: Flight) -> None:

@@ -32,6 +32,7 @@ PIN: Final = 1 << 48
 ROW_MASK: Final = PIN - 1
 FRAME_SIGN: Final = -(1 << 63)
 SEGMENT_SHIFT: Final = 28
+SEGMENT_MASK: Final = (1 << 34) - 1  # above it is the tag
 FRESH_FRAMES: Final = 3  # see `tally` in storage/victim_kernels.py
 _AHEAD: Final = 16
 _SLAB_WORDS: Final = SLAB_BYTES // 8
@@ -331,7 +332,7 @@ def count_segments(slots, lowest, counts):
     """counts[segment - lowest] += 1 for every slot word."""
     for k in range(slots.size):
         if slots[k] > 0:
-            counts[(slots[k] >> SEGMENT_SHIFT) - lowest] += 1
+            counts[((slots[k] >> SEGMENT_SHIFT) & SEGMENT_MASK) - lowest] += 1
 
 
 @kernel
@@ -341,7 +342,7 @@ def segment_range(slots):
     highest = np.int64(0)
     for k in range(slots.size):
         if slots[k] > 0:
-            segment = slots[k] >> SEGMENT_SHIFT
+            segment = (slots[k] >> SEGMENT_SHIFT) & SEGMENT_MASK
             lowest = min(lowest, segment)
             highest = max(highest, segment)
     if lowest > highest:

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import numpy as np
 
@@ -20,7 +20,9 @@ from momentd_server.storage.diskio import aligned_buffer
 from momentd_server.storage.format import BLOCK, SegmentHeader, Trailer
 from momentd_wire.errors import CorruptRecord, InternalError, StorageFailed
 
-__all__ = ["Pins", "Segment", "SegmentStore", "Trailer"]
+__all__ = ["LEAST_SEGMENT_BYTES", "Pins", "Segment", "SegmentStore", "Trailer", "fitting_bytes"]
+
+LEAST_SEGMENT_BYTES: Final = 16 << 20
 
 
 @dataclass(slots=True, eq=False)
@@ -55,12 +57,21 @@ class Segment:
         return self.writable and end <= layout.SEGMENT_BYTES
 
 
+def fitting_bytes(needed_bytes: int) -> int:
+    """How long a table of so many needed bytes lets a segment become.
+
+    Only ended segments are compacted, so an open one must be small beside the table.
+    """
+    return min(max(needed_bytes // 4, LEAST_SEGMENT_BYTES), layout.SEGMENT_BYTES)
+
+
 class SegmentStore:
     """All segment files of a data directory. Thread-safe, but for appends to one segment."""
 
     def __init__(self, datadir: DataDir, allocate_id: Callable[[], int]) -> None:
         self.datadir = datadir
         self.failed: str | None = None  # the first failed sync; final
+        self.bytes_written = 0  # handed to the disk since the start, headers and trailers included
         self._allocate_id = allocate_id
         self._lock = threading.Lock()  # guards the two fields below
         self._segments: dict[int, Segment] = {}
@@ -99,6 +110,7 @@ class SegmentStore:
         self._descriptors.add(segment_id, fd)
         with self._lock:
             self._segments[segment_id] = segment
+            self.bytes_written += layout.HEADER_BYTES
         return segment
 
     def open_existing(self, family_id: int, segment_id: int, counted_bytes: int) -> Segment:
@@ -138,6 +150,11 @@ class SegmentStore:
         if segment is None:
             raise InternalError(f"segment {segment_id} is not known; this is a bug, report it")
         return segment
+
+    def knows(self, segment_id: int) -> bool:
+        """Whether it is registered: not unlinked, and its file was found."""
+        with self._lock:
+            return segment_id in self._segments
 
     def segments(self) -> list[Segment]:
         """All registered segments."""
@@ -205,6 +222,8 @@ class SegmentStore:
                 raise files.storage_error(error, "write", self.path(segment)) from error
         segment.fill = end
         segment.reserved = max(segment.reserved, end)
+        with self._lock:
+            self.bytes_written += end - start
         return start
 
     def _reserve(self, segment: Segment, fd: int, end: int) -> None:

@@ -194,7 +194,7 @@ def test_requests_over_two_tables_that_share_both_ways_end(engine, session, tabl
     for view in (table, other):
         internal = engine.tables.get(view.id)
         assert internal.flights == []
-        assert internal.reading == 0
+        assert not internal.retirement.reads
 
 
 def test_prefetched_rows_cost_a_step_no_read(engine, table, model, disk):
