@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     settings.work_dir.mkdir(parents=True, exist_ok=True)
     # As Ctrl-C does: daemons and folders of a benchmark go with it.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    signal.signal(signal.SIGTERM, _end)
     missed, skipped = False, []
     for name in options.which or BENCHMARKS:
         try:
@@ -74,6 +74,10 @@ def main(arguments: list[str] | None = None) -> int:
         # Once more where it is seen: at the end.
         settings.console.print("\n".join(skipped), style="yellow")
     return int(missed)
+
+
+def _end(number: int, _frame: object) -> None:
+    sys.exit(128 + number)
 
 
 def _work_dir() -> Path:

@@ -125,6 +125,6 @@ def _timed(
 
 
 def _fill_torch(weight: nn.Parameter, optimizer: torch.optim.Optimizer) -> None:
-    _timed(weight, optimizer, Gradients(Shape(*weight.shape, 1, 1)), 1)
+    _timed(weight, optimizer, Gradients(Shape(weight.shape[0], weight.shape[1], 1, 1)), 1)
     for name in ("exp_avg", "exp_avg_sq"):
         optimizer.state[weight][name].fill_(1e-6)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -95,7 +95,7 @@ def publish(result: Result, settings: Settings) -> Path:
 
 
 @contextmanager
-def daemon(settings: Settings, cache_bytes: int, **options: Any) -> Iterator[OwnDaemon | None]:
+def daemon(settings: Settings, cache_bytes: int, **options: Any) -> Generator[OwnDaemon | None]:
     """A daemon of our own, or None if torch stands on our side."""
     if settings.side == "torch":
         yield None
@@ -109,7 +109,7 @@ def daemon(settings: Settings, cache_bytes: int, **options: Any) -> Iterator[Own
 @contextmanager
 def open_optimizer(
     parameter: torch.nn.Parameter, own: OwnDaemon | None
-) -> Iterator[torch.optim.Optimizer]:
+) -> Generator[torch.optim.Optimizer]:
     """The optimizer under test: momentd's on `own`, torch's without a daemon."""
     if own is None:
         yield torch.optim.SparseAdam([parameter], lr=LR)

@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import StrMethodFormatter
 
 RESULTS = Path(__file__).parent / "results"
 SUFFIX = "_ms"
@@ -90,7 +90,7 @@ def _dress(axes: Axes, labels: list[str], result: dict[str, Any]) -> None:
         f"{machine['memory_bytes'] / 2**30:.0f} GiB, torch {machine['packages']['torch']}{trial}",
         color=INK, size=9, loc="left",
     )  # fmt: skip
-    axes.xaxis.set_major_formatter(mpl.ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.tick_params(colors=INK, which="both")
     axes.margins(x=0.1)
     axes.grid(axis="x", color=INK, alpha=0.25)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -79,6 +79,8 @@ class Side:
 
 def serve(system: str, rows: int, dim: int, address: str, folder: str) -> None:
     """Make the state, say so, then answer each order with the seconds of its steps."""
+    from .baselines import Baseline
+
     parameter = make_parameter(Shape(rows, dim, 0, 0))
     supplies: dict[tuple[int, int], Gradients] = {}
     with _open(system, parameter, address, folder) as optimizer:
@@ -88,6 +90,7 @@ def serve(system: str, rows: int, dim: int, address: str, folder: str) -> None:
             shape = Shape(rows, dim, order["distinct"], order["entries"])
             gradients = supplies.setdefault((shape.distinct, shape.entries), Gradients(shape))
             if order["synced"]:
+                assert isinstance(optimizer, Baseline)
                 optimizer.sync()
             print(json.dumps(_block(parameter, optimizer, gradients)), flush=True)
 
@@ -109,7 +112,7 @@ def _block(
 @contextmanager
 def _open(
     system: str, parameter: torch.nn.Parameter, address: str, folder: str
-) -> Iterator[torch.optim.Optimizer]:
+) -> Generator[torch.optim.Optimizer]:
     """The optimizer of a system, the state of every row touched before."""
     if system == "torch":
         yield _filled_by_torch(parameter)

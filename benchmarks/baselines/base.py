@@ -28,7 +28,7 @@ class Baseline(torch.optim.Optimizer):
         self.steps = 0
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]
         if closure is not None:
             raise ValueError("a baseline takes no closure: call it before step()")
         gradient = self.parameter.grad
@@ -56,4 +56,5 @@ class Baseline(torch.optim.Optimizer):
 
     def hyper(self) -> SparseAdamHyper:
         group = self.param_groups[0]
-        return SparseAdamHyper(group["lr"], *group["betas"], group["eps"])
+        beta1, beta2 = group["betas"]
+        return SparseAdamHyper(group["lr"], beta1, beta2, group["eps"])

@@ -16,6 +16,7 @@ from momentd import errors as errors
 if TYPE_CHECKING:
     from momentd import rules as rules
     from momentd._discovery import init as init
+    from momentd._lookahead import lookahead as lookahead
     from momentd.client import Client as Client
     from momentd.client import connect as connect
     from momentd.clip import clip_grad_norm_ as clip_grad_norm_
@@ -28,6 +29,7 @@ _LAZY: dict[str, str] = {
     "Table": "momentd.table",
     "connect": "momentd.client",
     "init": "momentd._discovery",
+    "lookahead": "momentd._lookahead",
     # These import torch.
     "SparseAdam": "momentd.optim.sparse_adam",
     "clip_grad_norm_": "momentd.clip",
@@ -42,6 +44,7 @@ __all__ = [
     "connect",
     "errors",
     "init",
+    "lookahead",
     "rules",
 ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import itertools
 import os
 import threading
@@ -16,7 +17,7 @@ from momentd._stream import Stream
 from momentd._transport import Block, Call, ConnectionLost, Hook, Transport
 from momentd._waits import Patience, say
 from momentd_wire import limits
-from momentd_wire.errors import DaemonUnavailable, StateRolledBack, from_wire
+from momentd_wire.errors import DaemonUnavailable, MomentdError, StateRolledBack, from_wire
 from momentd_wire.v1 import momentd_pb2 as pb
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 # Stream numbers: calls of the session itself, then whoever asks.
 _CONTROL_STREAM = 1
+# Seconds that an `attempt` waits: shorter than what is worth a notice to a person.
+_ATTEMPT_S = 1.5
 
 _sessions: weakref.WeakSet[Session] = weakref.WeakSet()
 _shared: weakref.WeakValueDictionary[tuple[str | None, str | None], Session] = (
@@ -210,6 +213,18 @@ class Session:
         if reply is None or reply.HasField("error"):
             raise from_wire(pb.Error() if reply is None else reply.error)
         return reply
+
+    def attempt(self, call: Call) -> None:
+        """A call that nobody depends on: only if the connection stands, and not waited for long."""
+        transport = self._transport
+        if transport is None or transport.lost:
+            return
+        patience = Patience(_ATTEMPT_S, "an answer", self.where)
+        # If no answer comes in time, its memory is kept until it does.
+        with contextlib.suppress(ConnectionLost, MomentdError):
+            self._post(transport, call)
+            while call.reply is None:
+                transport.advance(call, patience)
 
     def try_post(self, call: Call, incarnation: int) -> None:
         """Send a call if the connection stands; otherwise leave that to `advance`."""

@@ -276,6 +276,15 @@ class Table:
             reading += self._session.finish(call, "a read-ahead").prefetch.reading
         return reading
 
+    def read_ahead(self, ids: np.ndarray) -> None:
+        """Prefetch what there is of these ids (int64) if the connection stands; never reconnects.
+
+        Ids that do not exist are ignored, and so is a daemon that does not answer soon.
+        """
+        ids = ids[(ids >= 0) & (ids < self.rows)]
+        for _, part in self._pieces(Selection(ids, 0, ids.size), []) if ids.size else ():
+            self._session.attempt(PrefetchCall(self._ref(), part))
+
     def _field(self, name: str) -> pb.FieldSpec:
         for field in self._info.schema.fields:
             if field.name == name:

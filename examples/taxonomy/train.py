@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -33,7 +33,7 @@ from . import data, report
 from .evaluation import HeldOut, Metrics, baseline, evaluate, hold_out
 from .model import make_embedding
 from .options import GOAL_PASSES, Options, parse
-from .sampling import Sampler
+from .sampling import Batch, Sampler
 from .training import PassResult, Timing, time_in_turns, train_pass
 
 
@@ -125,6 +125,12 @@ def _train(
     """Train pass by pass; adds to `scores` what each reached."""
     deadline = None if options.seconds is None else time.perf_counter() + options.seconds
     results: list[PassResult] = []
+
+    def ahead(batches: Iterator[Batch]) -> Iterable[Batch]:
+        if not isinstance(optimizer, momentd.SparseAdam):
+            return batches
+        return momentd.lookahead(batches, {embedding: lambda batch: batch.rows})
+
     for number in range(1, options.passes + 1):
         with _progress(console) as progress:
             task = progress.add_task(
@@ -136,7 +142,9 @@ def _train(
                 rate = sum(timing.rows) / (time.perf_counter() - began)  # noqa: B023
                 progress.update(task, advance=1, loss=loss, rate=rate)  # noqa: B023
 
-            result = train_pass(embedding, optimizer, sampler, deadline=deadline, progress=advance)
+            result = train_pass(
+                embedding, optimizer, sampler, deadline=deadline, progress=advance, ahead=ahead
+            )
         results.append(result)
         metrics = evaluate(embedding.weight, held_out)
         scores.append((f"after pass {number}" + ("" if result.complete else " (cut)"), metrics))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -59,15 +59,17 @@ def train_pass(
     *,
     deadline: float | None,
     progress: Callable[[Timing, float], None],
+    ahead: Callable[[Iterator[Batch]], Iterable[Batch]],
 ) -> PassResult:
     """Train on one shuffled pass, until `deadline` (of `time.perf_counter`) at most.
 
+    `ahead` wraps the batches, so that their rows can be read before they are needed.
     `progress` is told the timing so far and the loss of the last step, after each step.
     """
     timing = Timing()
     losses = 0.0
     began = time.perf_counter()
-    batches = sampler.shuffled_pass()
+    batches = iter(ahead(sampler.shuffled_pass()))
     while deadline is None or time.perf_counter() < deadline:
         loss = timed_step(embedding, optimizer, batches, timing)
         if loss is None:

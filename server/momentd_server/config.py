@@ -104,8 +104,8 @@ class ServeConfig:
                 raise InvalidArgument(f"{name} is {getattr(self, name)}, it must be above 0")
         if not self.disk_ratio >= MIN_DISK_RATIO:
             raise InvalidArgument(
-                f"--disk-ratio {self.disk_ratio}: the least is {MIN_DISK_RATIO}; nearer to 1 almost "
-                "everything would be written again all the time"
+                f"--disk-ratio {self.disk_ratio}: the least is {MIN_DISK_RATIO}; nearer to 1 "
+                "almost everything would be written again all the time"
             )
         if self.threads < 0:
             raise InvalidArgument(f"threads is {self.threads}: 0 means one for each core")

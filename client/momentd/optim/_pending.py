@@ -48,6 +48,12 @@ class PendingStep:
         self.finished = False
         """Nothing is left to do: the step is in the weights, or the daemon refused it for good."""
 
+    def send(self) -> None:
+        """Send it, and wait for nothing."""
+        if self._update is not None and not self._sent:
+            self._update.send()
+            self._sent = True
+
     @torch.no_grad()
     def complete(self) -> None:
         """Send if need be, wait, add the deltas, advance the counters.
@@ -80,9 +86,7 @@ class PendingStep:
 
     def _finish(self, update: PendingUpdate) -> None:
         if not self._committed:
-            if not self._sent:
-                update.send()
-                self._sent = True
+            self.send()
             for index, start, stop in update.progress():
                 rows, values = update.output(index)
                 _apply(self._by_index[index], rows, values, start, stop)

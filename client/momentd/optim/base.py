@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from momentd import _cuda, rules
 from momentd._discovery import default_run
 from momentd._grads import table_shape
+from momentd._registry import register
 from momentd._signals import DeferredInterrupt
 from momentd._stream import Stream, UpdateSpec
 from momentd._threads import SingleThreaded, cores_to_spare, throttle_idle_threads
@@ -65,6 +66,7 @@ class TableOptimizer(Optimizer):
         self._session: list[Session] = []
         self._given = _checkpoint.Given()
         self._own()
+        register(self)
 
     def _own(self) -> None:
         """From here on the tables belong to this process and go with this object."""
@@ -82,14 +84,14 @@ class TableOptimizer(Optimizer):
         raise NotImplementedError
 
     @overload
-    def step(self, closure: None = None) -> None: ...
+    def step(self, closure: None = None, *, wait: bool = True) -> None: ...
 
     @overload
-    def step(self, closure: Callable[[], Any]) -> Any: ...
+    def step(self, closure: Callable[[], Any], *, wait: bool = True) -> Any: ...
 
     @_outside_compile
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, closure: Callable[[], Any] | None = None, *, wait: bool = True) -> Any:
         """Perform a single optimization step: one atomic request over all tables.
 
         Everything is checked before anything is sent: after an error nothing has changed. If the
@@ -98,6 +100,12 @@ class TableOptimizer(Optimizer):
 
         Args:
             closure: Reevaluates the model and returns the loss; called with gradients enabled.
+            wait: If False, return when the gradients are copied and sent. They may be changed at
+                once, but the weights are the old ones until `synchronize()`, which the next
+                `step()`, `state_dict()` and whatever else needs the result call by themselves.
+                Call it before anything reads the weights: a forward pass, an evaluation, or the
+                model's own `state_dict()`. An error of the daemon appears there, and then nothing
+                of the step was applied.
         """
         _refuse_capture(type(self).__name__)
         self.synchronize()
@@ -105,10 +113,10 @@ class TableOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._step()
+        self._step(wait)
         return loss
 
-    def _step(self) -> None:
+    def _step(self, wait: bool) -> None:
         if not self.state and is_state_request(self.param_groups):
             for _, _, param in places(self.param_groups):
                 self._record(param)
@@ -120,7 +128,10 @@ class TableOptimizer(Optimizer):
         records = [self._record(item.param) for item in work]
         self._drop(self._records.sweep(self.state))
         self._pending = self._begin(work, records, hypers)
-        self.synchronize()
+        if wait:
+            self.synchronize()
+        else:
+            self._pending.send()
 
     def _begin(
         self, work: list[Work], records: list[Record], hypers: dict[int, Any]
@@ -162,7 +173,11 @@ class TableOptimizer(Optimizer):
         )
 
     def synchronize(self) -> None:
-        """Complete a step that was left by an exception after sending, if there is one."""
+        """Complete a step that was not waited for, or left by an exception after sending.
+
+        Returns at once if there is none. Raises the daemon's error, once; the step then changed
+        nothing. After DaemonUnavailable the outcome is open: call again.
+        """
         self._check_process()
         pending = self._pending
         if pending is None:
@@ -176,6 +191,16 @@ class TableOptimizer(Optimizer):
                 self._pending = None
 
     # ------------------------------------------------------------------------------------ tables
+
+    @property
+    def pid(self) -> int:
+        """The process that its tables belong to."""
+        return self._pid
+
+    def table_of(self, param: Tensor) -> Table | None:
+        """The table with the state of a parameter; None before its first step."""
+        record = self._records.get(self.state[param]) if param in self.state else None
+        return record.table if record is not None else None
 
     def _state_dtype(self, param: Tensor) -> torch.dtype:
         return self._options.state_dtype or state_dtype_of(param)

@@ -673,7 +673,7 @@ class WatchStatsReply(_message.Message):
     def __init__(self, stats: _Optional[_Union[StatsReply, _Mapping]] = ...) -> None: ...
 
 class Totals(_message.Message):
-    __slots__ = ("pid", "server_version", "uptime_s", "state", "data_dir", "store_id", "engine_epoch", "addresses", "cache_bytes", "cache_used_bytes", "slabs", "slabs_free", "frames", "frames_dirty", "location_bytes", "arena_bytes", "space_bytes", "rss_anonymous_bytes", "rss_shared_bytes", "rss_file_bytes", "segments", "disk_bytes", "disk_free_bytes", "bytes_read", "bytes_written", "page_cache_bytes", "direct_io", "drain_s", "requests", "errors")
+    __slots__ = ("pid", "server_version", "uptime_s", "state", "data_dir", "store_id", "engine_epoch", "addresses", "cache_bytes", "cache_used_bytes", "slabs", "slabs_free", "frames", "frames_dirty", "location_bytes", "arena_bytes", "space_bytes", "rss_anonymous_bytes", "rss_shared_bytes", "rss_file_bytes", "segments", "disk_bytes", "disk_free_bytes", "bytes_read", "bytes_written", "page_cache_bytes", "direct_io", "drain_s", "needed_bytes", "bytes_compacted", "segments_compacted", "disk_bytes_written", "disk_bytes_written_per_s", "process_bytes_written", "rows_prefetched", "reads_shared", "requests", "errors")
     PID_FIELD_NUMBER: _ClassVar[int]
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
@@ -702,6 +702,14 @@ class Totals(_message.Message):
     PAGE_CACHE_BYTES_FIELD_NUMBER: _ClassVar[int]
     DIRECT_IO_FIELD_NUMBER: _ClassVar[int]
     DRAIN_S_FIELD_NUMBER: _ClassVar[int]
+    NEEDED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_COMPACTED_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_COMPACTED_FIELD_NUMBER: _ClassVar[int]
+    DISK_BYTES_WRITTEN_FIELD_NUMBER: _ClassVar[int]
+    DISK_BYTES_WRITTEN_PER_S_FIELD_NUMBER: _ClassVar[int]
+    PROCESS_BYTES_WRITTEN_FIELD_NUMBER: _ClassVar[int]
+    ROWS_PREFETCHED_FIELD_NUMBER: _ClassVar[int]
+    READS_SHARED_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     ERRORS_FIELD_NUMBER: _ClassVar[int]
     pid: int
@@ -732,12 +740,20 @@ class Totals(_message.Message):
     page_cache_bytes: int
     direct_io: bool
     drain_s: float
+    needed_bytes: int
+    bytes_compacted: int
+    segments_compacted: int
+    disk_bytes_written: int
+    disk_bytes_written_per_s: float
+    process_bytes_written: int
+    rows_prefetched: int
+    reads_shared: int
     requests: int
     errors: int
-    def __init__(self, pid: _Optional[int] = ..., server_version: _Optional[str] = ..., uptime_s: _Optional[float] = ..., state: _Optional[str] = ..., data_dir: _Optional[str] = ..., store_id: _Optional[bytes] = ..., engine_epoch: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ..., cache_bytes: _Optional[int] = ..., cache_used_bytes: _Optional[int] = ..., slabs: _Optional[int] = ..., slabs_free: _Optional[int] = ..., frames: _Optional[int] = ..., frames_dirty: _Optional[int] = ..., location_bytes: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., space_bytes: _Optional[int] = ..., rss_anonymous_bytes: _Optional[int] = ..., rss_shared_bytes: _Optional[int] = ..., rss_file_bytes: _Optional[int] = ..., segments: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., bytes_read: _Optional[int] = ..., bytes_written: _Optional[int] = ..., page_cache_bytes: _Optional[int] = ..., direct_io: bool = ..., drain_s: _Optional[float] = ..., requests: _Optional[int] = ..., errors: _Optional[int] = ...) -> None: ...
+    def __init__(self, pid: _Optional[int] = ..., server_version: _Optional[str] = ..., uptime_s: _Optional[float] = ..., state: _Optional[str] = ..., data_dir: _Optional[str] = ..., store_id: _Optional[bytes] = ..., engine_epoch: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ..., cache_bytes: _Optional[int] = ..., cache_used_bytes: _Optional[int] = ..., slabs: _Optional[int] = ..., slabs_free: _Optional[int] = ..., frames: _Optional[int] = ..., frames_dirty: _Optional[int] = ..., location_bytes: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., space_bytes: _Optional[int] = ..., rss_anonymous_bytes: _Optional[int] = ..., rss_shared_bytes: _Optional[int] = ..., rss_file_bytes: _Optional[int] = ..., segments: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., bytes_read: _Optional[int] = ..., bytes_written: _Optional[int] = ..., page_cache_bytes: _Optional[int] = ..., direct_io: bool = ..., drain_s: _Optional[float] = ..., needed_bytes: _Optional[int] = ..., bytes_compacted: _Optional[int] = ..., segments_compacted: _Optional[int] = ..., disk_bytes_written: _Optional[int] = ..., disk_bytes_written_per_s: _Optional[float] = ..., process_bytes_written: _Optional[int] = ..., rows_prefetched: _Optional[int] = ..., reads_shared: _Optional[int] = ..., requests: _Optional[int] = ..., errors: _Optional[int] = ...) -> None: ...
 
 class TableStats(_message.Message):
-    __slots__ = ("table", "owner", "rows_touched", "frames", "frames_dirty", "segments", "disk_bytes", "bytes_read", "bytes_written", "hits", "misses", "first_touches", "updates", "rows_updated", "rows_per_s", "update_latency", "broken")
+    __slots__ = ("table", "owner", "rows_touched", "frames", "frames_dirty", "segments", "disk_bytes", "bytes_read", "bytes_written", "hits", "misses", "first_touches", "updates", "rows_updated", "rows_per_s", "update_latency", "broken", "needed_bytes", "bytes_compacted", "segments_compacted", "rows_prefetched", "reads_shared")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     OWNER_FIELD_NUMBER: _ClassVar[int]
     ROWS_TOUCHED_FIELD_NUMBER: _ClassVar[int]
@@ -755,6 +771,11 @@ class TableStats(_message.Message):
     ROWS_PER_S_FIELD_NUMBER: _ClassVar[int]
     UPDATE_LATENCY_FIELD_NUMBER: _ClassVar[int]
     BROKEN_FIELD_NUMBER: _ClassVar[int]
+    NEEDED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_COMPACTED_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_COMPACTED_FIELD_NUMBER: _ClassVar[int]
+    ROWS_PREFETCHED_FIELD_NUMBER: _ClassVar[int]
+    READS_SHARED_FIELD_NUMBER: _ClassVar[int]
     table: TableInfo
     owner: str
     rows_touched: int
@@ -772,7 +793,12 @@ class TableStats(_message.Message):
     rows_per_s: float
     update_latency: Latency
     broken: bool
-    def __init__(self, table: _Optional[_Union[TableInfo, _Mapping]] = ..., owner: _Optional[str] = ..., rows_touched: _Optional[int] = ..., frames: _Optional[int] = ..., frames_dirty: _Optional[int] = ..., segments: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., bytes_read: _Optional[int] = ..., bytes_written: _Optional[int] = ..., hits: _Optional[int] = ..., misses: _Optional[int] = ..., first_touches: _Optional[int] = ..., updates: _Optional[int] = ..., rows_updated: _Optional[int] = ..., rows_per_s: _Optional[float] = ..., update_latency: _Optional[_Union[Latency, _Mapping]] = ..., broken: bool = ...) -> None: ...
+    needed_bytes: int
+    bytes_compacted: int
+    segments_compacted: int
+    rows_prefetched: int
+    reads_shared: int
+    def __init__(self, table: _Optional[_Union[TableInfo, _Mapping]] = ..., owner: _Optional[str] = ..., rows_touched: _Optional[int] = ..., frames: _Optional[int] = ..., frames_dirty: _Optional[int] = ..., segments: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., bytes_read: _Optional[int] = ..., bytes_written: _Optional[int] = ..., hits: _Optional[int] = ..., misses: _Optional[int] = ..., first_touches: _Optional[int] = ..., updates: _Optional[int] = ..., rows_updated: _Optional[int] = ..., rows_per_s: _Optional[float] = ..., update_latency: _Optional[_Union[Latency, _Mapping]] = ..., broken: bool = ..., needed_bytes: _Optional[int] = ..., bytes_compacted: _Optional[int] = ..., segments_compacted: _Optional[int] = ..., rows_prefetched: _Optional[int] = ..., reads_shared: _Optional[int] = ...) -> None: ...
 
 class Latency(_message.Message):
     __slots__ = ("p50_s", "p90_s", "p99_s", "max_s")

@@ -15,12 +15,21 @@ from momentd_server.cli.output import console, plain, print_json, width
 from momentd_wire.v1 import momentd_pb2 as pb
 
 run_option = click.option("--run", metavar="RUN", help="Only this run.")
+drive_option = click.option(
+    "--drive-tbw",
+    type=click.FloatRange(min=0, min_open=True),
+    default=views.DRIVE_TBW,
+    metavar="TB",
+    help="Terabytes that the drive is warranted for, for the estimate of its life; "
+    f"default {views.DRIVE_TBW:g}.",
+)
 
 
 @click.command(cls=Command)
 @control_options
+@drive_option
 @click.pass_context
-def status(ctx: click.Context, target: Target, *, as_json: bool) -> None:
+def status(ctx: click.Context, target: Target, *, drive_tbw: float, as_json: bool) -> None:
     """Say whether the daemon serves, what it holds and where.
 
     Exit code 0: it serves. 1: nobody answers, or it starts, stops or has failed.
@@ -39,7 +48,7 @@ def status(ctx: click.Context, target: Target, *, as_json: bool) -> None:
             }
         )
     else:
-        console().print(views.status(stats, str(target.address)))
+        console().print(views.status(stats, str(target.address), drive_tbw))
     if stats.totals.state != "serving":
         ctx.exit(1)
 
@@ -70,6 +79,7 @@ def tables(target: Target, *, run: str | None, as_json: bool) -> None:
     help="Between two looks of --watch, 100ms to 1h; default 1s.",
 )
 @click.option("--count", type=click.IntRange(min=1), help="End --watch after so many looks.")
+@drive_option
 def stats(
     target: Target,
     *,
@@ -77,6 +87,7 @@ def stats(
     watch: bool,
     interval: float,
     count: int | None,
+    drive_tbw: float,
     as_json: bool,
 ) -> None:
     """Show what tables and sessions hold and do.
@@ -88,27 +99,30 @@ def stats(
     with target.connect() as control:
         looks = control.watch(interval, run) if watch else iter([control.stats(run)])
         try:
-            _show(itertools.islice(looks, count), target, as_json=as_json, watch=watch)
+            if as_json:
+                for look in itertools.islice(looks, count):
+                    print_json(plain(look))
+            else:
+                _show(itertools.islice(looks, count), target, drive_tbw, watch=watch)
         except KeyboardInterrupt:
             # The way to end a watch; not an error.
             return
 
 
-def _show(looks: Iterator[pb.StatsReply], target: Target, *, as_json: bool, watch: bool) -> None:
-    if as_json:
-        for look in looks:
-            print_json(plain(look))
-        return
+def _show(looks: Iterator[pb.StatsReply], target: Target, drive_tbw: float, *, watch: bool) -> None:
     out = console()
     address = str(target.address)
     if watch and out.is_terminal:
         with Live(console=out, screen=True, auto_refresh=False) as live:
             for look in looks:
-                live.update(views.everything(look, address, width=width(out)), refresh=True)
+                live.update(
+                    views.everything(look, address, width=width(out), drive_tbw=drive_tbw),
+                    refresh=True,
+                )
         return
     for number, look in enumerate(looks):
         if number:
             out.print()
         if watch:
             out.print(time.strftime("%Y-%m-%d %H:%M:%S"))
-        out.print(views.everything(look, address, width=width(out)))
+        out.print(views.everything(look, address, width=width(out), drive_tbw=drive_tbw))

@@ -12,8 +12,13 @@ from momentd_server.cli.output import columns, pairs
 from momentd_wire.units import format_bytes, format_count, format_duration
 from momentd_wire.v1 import momentd_pb2 as pb
 
+# Years have so many seconds, and a day.
+_YEAR_S, _DAY_S = 365.25 * 86400, 86400
+# What a drive of 1 TB is commonly warranted for.
+DRIVE_TBW = 600.0
 
-def status(stats: pb.StatsReply, address: str) -> RenderableType:
+
+def status(stats: pb.StatsReply, address: str, drive_tbw: float = DRIVE_TBW) -> RenderableType:
     """The health of a daemon, one thing a line."""
     total = stats.totals
     headline = Text.assemble(
@@ -32,6 +37,7 @@ def status(stats: pb.StatsReply, address: str) -> RenderableType:
         ("traffic", f"read {format_bytes(total.bytes_read)}, "
                     f"written {format_bytes(total.bytes_written)}, "
                     f"{_plural(total.requests, 'request')}, {_plural(total.errors, 'error')}"),
+        ("wear", _wear(stats, drive_tbw)),
         ("stop", f"an orderly stop would need about {format_duration(total.drain_s)}"),
     ]  # fmt: skip
     broken = [row.table.table.id for row in stats.tables if row.broken]
@@ -40,11 +46,32 @@ def status(stats: pb.StatsReply, address: str) -> RenderableType:
     return Group(headline, pairs(rows))
 
 
+def _wear(stats: pb.StatsReply, drive_tbw: float) -> str:
+    """What goes to the disk, and how long a drive lasts that is warranted for so many TB."""
+    total = stats.totals
+    written = total.disk_bytes_written
+    parts = [f"{format_bytes(written)} to the disk"]
+    if total.bytes_written:
+        parts.append(f"{written / total.bytes_written:.2f} times the records spilled")
+    rows = sum(row.rows_updated for row in stats.tables)
+    if rows:
+        parts.append(f"{written / rows:,.0f} bytes for each updated row")
+    a_day = total.disk_bytes_written_per_s * _DAY_S
+    if a_day:
+        years = drive_tbw * 1e12 / total.disk_bytes_written_per_s / _YEAR_S
+        parts.append(
+            f"now {format_bytes(round(a_day))} a day, at which a drive rated for {drive_tbw:g} TB "
+            f"lasts {years:,.1f} years"
+        )
+    return ", ".join(parts)
+
+
 def _data(total: pb.Totals) -> str:
     direct = "direct I/O" if total.direct_io else "buffered I/O"
     return (
         f"{total.data_dir}: {format_bytes(total.disk_bytes)} in "
-        f"{_plural(total.segments, 'segment')}, {format_bytes(total.disk_free_bytes)} free, "
+        f"{_plural(total.segments, 'segment')} ({format_bytes(total.needed_bytes)} needed), "
+        f"{format_bytes(total.disk_free_bytes)} free, "
         f"{direct}"
     )
 
@@ -96,8 +123,8 @@ def traffic(rows: Sequence[pb.TableStats], *, width: int | None) -> RenderableTy
     if not rows:
         return Text("no tables")
     headers = (
-        "id", "name", "rows", "touched", "frames", "dirty", "disk", "read", "written",
-        "hits", "updates", "rows/s", "p50", "p99",
+        "id", "name", "rows", "touched", "frames", "dirty", "disk", "needed", "read", "ahead",
+        "written", "compacted", "hits", "updates", "rows/s", "p50", "p99",
     )  # fmt: skip
     lines = [
         (
@@ -108,8 +135,11 @@ def traffic(rows: Sequence[pb.TableStats], *, width: int | None) -> RenderableTy
             format_count(row.frames),
             format_count(row.frames_dirty),
             format_bytes(row.disk_bytes),
+            format_bytes(row.needed_bytes),
             format_bytes(row.bytes_read),
+            format_count(row.rows_prefetched),
             format_bytes(row.bytes_written),
+            format_bytes(row.bytes_compacted),
             percent(row.hits, row.hits + row.misses),
             format_count(row.updates),
             format_count(row.rows_per_s),
@@ -118,7 +148,7 @@ def traffic(rows: Sequence[pb.TableStats], *, width: int | None) -> RenderableTy
         )
         for row in rows
     ]
-    spare = ("dirty", "updates", "p50", "frames", "read")
+    spare = ("needed", "compacted", "ahead", "dirty", "updates", "p50", "frames", "read")
     return columns(headers, lines, left=("name",), spare=spare, width=width)
 
 
@@ -146,10 +176,12 @@ def sessions(found: Sequence[pb.SessionStats], *, width: int | None) -> Renderab
     )
 
 
-def everything(stats: pb.StatsReply, address: str, *, width: int | None) -> RenderableType:
+def everything(
+    stats: pb.StatsReply, address: str, *, width: int | None, drive_tbw: float = DRIVE_TBW
+) -> RenderableType:
     """`momentd stats`: totals, tables, sessions."""
     return Group(
-        status(stats, address),
+        status(stats, address, drive_tbw),
         Text(),
         traffic(stats.tables, width=width),
         Text(),

@@ -137,6 +137,13 @@ class EngineTotals:
     direct_io: bool = False
     # Seconds an orderly stop would need for writing what is dirty.
     drain_s: float = 0.0
+    needed_bytes: int = 0
+    bytes_compacted: int = 0
+    segments_compacted: int = 0
+    disk_bytes_written: int = 0
+    disk_bytes_written_per_s: float = 0.0
+    rows_prefetched: int = 0
+    reads_shared: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +166,11 @@ class TableStats:
     rows_per_s: float = 0.0
     update_latency: LatencySummary = field(default_factory=LatencySummary)
     broken: bool = False
+    needed_bytes: int = 0
+    bytes_compacted: int = 0
+    segments_compacted: int = 0
+    rows_prefetched: int = 0
+    reads_shared: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -566,6 +566,13 @@ class LocalEngine:
             page_cache_bytes=self._store.page_cache_bytes(),
             direct_io=self._direct_io,
             drain_s=dirty_bytes / _WRITE_BYTES_PER_S,
+            needed_bytes=sum(t.needed_bytes() for t in tables),
+            bytes_compacted=sum(t.counters.bytes_compacted for t in tables),
+            segments_compacted=sum(t.counters.segments_compacted for t in tables),
+            disk_bytes_written=self._store.written.total,
+            disk_bytes_written_per_s=self._store.written.per_second(),
+            rows_prefetched=sum(t.counters.rows_prefetched for t in tables),
+            reads_shared=sum(t.counters.reads_shared for t in tables),
         )
 
 

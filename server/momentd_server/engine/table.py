@@ -288,4 +288,9 @@ class Table:
             rows_per_s=counters.rows_updated.per_second(),
             update_latency=counters.latency.summary(),
             broken=self.broken is not None,
+            needed_bytes=self.needed_bytes(),
+            bytes_compacted=counters.bytes_compacted,
+            segments_compacted=counters.segments_compacted,
+            rows_prefetched=counters.rows_prefetched,
+            reads_shared=counters.reads_shared,
         )

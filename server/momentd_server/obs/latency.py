@@ -46,16 +46,19 @@ class LatencyWindow:
 
 
 class Rate:
-    """Amount a second over the last `RATE_S` whole seconds, and the amount in all."""
+    """Amount a second over the last `seconds` whole seconds, and the amount in all."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, *, seconds: int = RATE_S
+    ) -> None:
         self._clock = clock
+        self._seconds = seconds
         self._lock = threading.Lock()  # guards the three fields below
         self._total = 0
         self._second = int(clock())
         # One bin a second; the bin of second s is s % len. One bin more than is summed, because
         # the current second is not over.
-        self._bins = [0] * (RATE_S + 1)
+        self._bins = [0] * (seconds + 1)
 
     @property
     def total(self) -> int:
@@ -68,15 +71,15 @@ class Rate:
             self._bins[self._second % len(self._bins)] += amount
 
     def per_second(self) -> float:
-        """Mean over the last `RATE_S` finished seconds."""
+        """Mean over the last `seconds` finished seconds."""
         with self._lock:
             self._advance_locked()
             current = self._bins[self._second % len(self._bins)]
-            return (sum(self._bins) - current) / RATE_S
+            return (sum(self._bins) - current) / self._seconds
 
     def _advance_locked(self) -> None:
         """Empty the bins of seconds that began since the last call."""
         now = int(self._clock())
-        for second in range(max(self._second + 1, now - RATE_S), now + 1):
+        for second in range(max(self._second + 1, now - self._seconds), now + 1):
             self._bins[second % len(self._bins)] = 0
         self._second = now

@@ -39,6 +39,15 @@ def memory_use(status: Path = PROC / "self/status") -> MemoryUse:
     )
 
 
+def bytes_written(io: Path = PROC / "self/io") -> int:
+    """Bytes that this process caused to be written to disks; 0 where the kernel does not say."""
+    try:
+        lines = io.read_text("ascii").splitlines()
+    except OSError:  # not everywhere readable, e.g. in some containers
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("write_bytes:")), 0)
+
+
 @lru_cache(maxsize=1)
 def boot_id() -> str:
     """Identity of this boot of the machine; empty where the kernel does not say."""

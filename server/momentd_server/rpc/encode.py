@@ -58,6 +58,11 @@ def table_stats(stats: TableStats) -> pb.TableStats:
         rows_per_s=stats.rows_per_s,
         update_latency=_latency(stats.update_latency),
         broken=stats.broken,
+        needed_bytes=stats.needed_bytes,
+        bytes_compacted=stats.bytes_compacted,
+        segments_compacted=stats.segments_compacted,
+        rows_prefetched=stats.rows_prefetched,
+        reads_shared=stats.reads_shared,
     )
 
 
@@ -81,6 +86,13 @@ def engine_totals(totals: EngineTotals) -> pb.Totals:
         page_cache_bytes=totals.page_cache_bytes,
         direct_io=totals.direct_io,
         drain_s=totals.drain_s,
+        needed_bytes=totals.needed_bytes,
+        bytes_compacted=totals.bytes_compacted,
+        segments_compacted=totals.segments_compacted,
+        rows_prefetched=totals.rows_prefetched,
+        reads_shared=totals.reads_shared,
+        disk_bytes_written=totals.disk_bytes_written,
+        disk_bytes_written_per_s=totals.disk_bytes_written_per_s,
     )
 
 

@@ -52,6 +52,7 @@ class StatsSource:
                 rss_anonymous_bytes=use.anonymous_bytes,
                 rss_shared_bytes=use.shared_bytes,
                 rss_file_bytes=use.file_bytes,
+                process_bytes_written=process.bytes_written(),
                 requests=self.requests,
                 errors=self.errors,
             )

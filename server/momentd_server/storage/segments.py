@@ -12,6 +12,7 @@ from typing import Final, NoReturn
 
 import numpy as np
 
+from momentd_server.obs.latency import Rate
 from momentd_server.storage import files, trailers
 from momentd_server.storage import format as layout
 from momentd_server.storage.datadir import DataDir
@@ -23,6 +24,8 @@ from momentd_wire.errors import CorruptRecord, InternalError, StorageFailed
 __all__ = ["LEAST_SEGMENT_BYTES", "Pins", "Segment", "SegmentStore", "Trailer", "fitting_bytes"]
 
 LEAST_SEGMENT_BYTES: Final = 16 << 20
+# The rate of writing is a mean over so long: spills come in bursts.
+_WRITTEN_S: Final = 300
 
 
 @dataclass(slots=True, eq=False)
@@ -71,7 +74,8 @@ class SegmentStore:
     def __init__(self, datadir: DataDir, allocate_id: Callable[[], int]) -> None:
         self.datadir = datadir
         self.failed: str | None = None  # the first failed sync; final
-        self.bytes_written = 0  # handed to the disk since the start, headers and trailers included
+        # Bytes handed to the disk, headers and trailers included.
+        self.written = Rate(seconds=_WRITTEN_S)
         self._allocate_id = allocate_id
         self._lock = threading.Lock()  # guards the two fields below
         self._segments: dict[int, Segment] = {}
@@ -110,7 +114,7 @@ class SegmentStore:
         self._descriptors.add(segment_id, fd)
         with self._lock:
             self._segments[segment_id] = segment
-            self.bytes_written += layout.HEADER_BYTES
+        self.written.add(layout.HEADER_BYTES)
         return segment
 
     def open_existing(self, family_id: int, segment_id: int, counted_bytes: int) -> Segment:
@@ -222,8 +226,7 @@ class SegmentStore:
                 raise files.storage_error(error, "write", self.path(segment)) from error
         segment.fill = end
         segment.reserved = max(segment.reserved, end)
-        with self._lock:
-            self.bytes_written += end - start
+        self.written.add(end - start)
         return start
 
     def _reserve(self, segment: Segment, fd: int, end: int) -> None:

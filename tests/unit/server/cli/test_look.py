@@ -38,6 +38,31 @@ def test_status_names_broken_tables(run, daemon):
     assert "tables 7: drop them" in run("status").output
 
 
+def test_status_says_what_is_written_and_how_long_a_drive_lasts(run, daemon):
+    daemon.totals.bytes_written = 1_000_000_000
+    daemon.totals.disk_bytes_written = 1_500_000_000
+    daemon.totals.disk_bytes_written_per_s = 1e6
+    daemon.totals.needed_bytes = 3 << 30
+    daemon.add_table(1, "sweep")
+    daemon.tables[0].rows_updated = 3_000_000
+
+    output = " ".join(run("status").output.split())
+
+    assert "(3.0 GiB needed)" in output or "(3 GiB needed)" in output
+    assert "1.50 times the records spilled" in output
+    assert "500 bytes for each updated row" in output
+    # 600 TB at 1 MB a second: 6e8 seconds.
+    assert "a drive rated for 600 TB lasts 19.0 years" in output
+    output = " ".join(run("status", "--drive-tbw", "60").output.split())
+    assert "a drive rated for 60 TB lasts 1.9 years" in output
+    assert run("status", "--drive-tbw", "0").exit_code == 2
+
+
+def test_nothing_is_said_of_wear_before_anything_is_written(run, daemon):
+    assert "years" not in run("status").output
+    assert "times the records" not in run("status").output
+
+
 def test_status_as_json_has_numbers_and_hexadecimal_ids(run, daemon):
     document = json.loads(run("status", "--json").stdout)
     assert document["address"] == daemon.address
