@@ -14,7 +14,14 @@ from typing import Self
 class RealDaemon:
     """A daemon over `path`/data, listening at `path`/s. Use as a context manager."""
 
-    def __init__(self, path: Path, *options: str, cache: str = "32MiB") -> None:
+    def __init__(
+        self,
+        path: Path,
+        *options: str,
+        cache: str = "32MiB",
+        program: tuple[str, ...] = ("-m", "momentd_server"),
+    ) -> None:
+        self._program = program
         self.path = path
         self.data_dir = path / "data"
         self.address = f"unix:{path}/s"
@@ -24,7 +31,7 @@ class RealDaemon:
 
     def start(self, **popen) -> Self:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "momentd_server", "serve", "--data-dir", str(self.data_dir),
+            [sys.executable, *self._program, "serve", "--data-dir", str(self.data_dir),
              "--address", self.address, *self._options],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **popen,
         )  # fmt: skip

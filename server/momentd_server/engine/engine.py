@@ -13,7 +13,7 @@ from typing import Final, Literal
 import numpy as np
 
 from momentd_server import jit, rules
-from momentd_server.config import ServeConfig
+from momentd_server.config import MIN_CACHE_BYTES, ServeConfig
 from momentd_server.engine.api import (
     EngineInfo,
     EngineStats,
@@ -580,10 +580,17 @@ def _check_cache(cache_bytes: int) -> None:
     available = machine.memory_available_bytes()
     needed = cache_bytes + BASE_BYTES
     if needed > available:
+        most_mib = (available - BASE_BYTES) * 3 // 4 >> 20
+        least_mib = (MIN_CACHE_BYTES + BASE_BYTES) >> 20
         raise OutOfMemory(
             f"a cache of {cache_bytes >> 20} MiB and {BASE_BYTES >> 20} MiB for the daemon itself "
             f"do not fit: {available >> 20} MiB of memory are available to this machine or "
-            f"cgroup; use --cache {max(16, (available - BASE_BYTES) * 3 // 4 >> 20)}MiB or less",
+            "cgroup; "
+            + (
+                f"use --cache {most_mib}MiB or less"
+                if most_mib << 20 >= MIN_CACHE_BYTES
+                else f"at least {least_mib} MiB must be free"
+            ),
             needed_bytes=needed,
             available_bytes=available,
         )
