@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from momentd import _cuda, rules
+from momentd import _cuda, _hugepages, rules
 from momentd._discovery import default_run
 from momentd._grads import table_shape
 from momentd._registry import register
@@ -220,6 +220,7 @@ class TableOptimizer(Optimizer):
         return self._stream
 
     def _open_table(self, param: Tensor, label: str) -> Table:
+        _hugepages.collapse(param)
         rows, width = table_shape(param.shape)
         schema = self._rule.schema(rows, width, NUMPY_DTYPE[self._state_dtype(param)])
         return self._open_session().open_table(schema, label=label)

@@ -26,7 +26,7 @@ from momentd_server.engine.lifecycle import Tables
 from momentd_server.engine.spill import BATCH_BYTES
 from momentd_server.engine.table import Table
 from momentd_server.storage import compaction_kernels as kernels
-from momentd_server.storage import hashing, location
+from momentd_server.storage import files, hashing, location
 from momentd_server.storage.diskio import READ_MISMATCH, READ_OK, ReadPool, aligned_buffer
 from momentd_server.storage.format import ENTRY_BYTES
 from momentd_server.storage.segments import (
@@ -135,6 +135,19 @@ class Compactor:
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join()
+        # From here on it works only where `make_room` asks for it.
+        self._stop.clear()
+
+    def make_room(self) -> bool:
+        """Compact one segment because somebody has no space; whether to try again."""
+        self._full = True
+        held_back = self._tables.spiller.floor_bytes > 0
+        with contextlib.suppress(OutOfSpace):
+            if self.run_once():
+                return True
+        # Nothing can be gained: then all there is may be taken.
+        self._tables.spiller.floor_bytes = 0
+        return held_back
 
     def close(self) -> None:
         """After `stop`."""
@@ -259,6 +272,8 @@ class Compactor:
             try:
                 pins = stack.enter_context(self._store.pin(np.array([segment.id], np.int64)))
                 trailers = list(self._store.read_trailers(segment))
+                # They are read through the page cache, which a small cgroup has no room for.
+                files.drop_cached(self._store.path(segment))
                 self._move_all(_Job(segment, int(pins.fds[0]), trailers))
             except OutOfSpace:
                 raise

@@ -107,6 +107,7 @@ class LocalEngine:
             space, self._lane, self._store, self.tables, config.disk_ratio, self._cleaner.wake
         )
         self.tables.spiller.wrote = self.compactor.wake
+        self.tables.spiller.make_room = self.compactor.make_room
         self._toucher = Toucher(
             space, self._lane, self._pool, self._cache, self._cleaner, self._store, self._readers,
             limit,
@@ -185,7 +186,7 @@ class LocalEngine:
             self._cleaner.stop()
             self._stock.stop()
             if not discard:
-                self.tables.flush_all()
+                self.tables.flush_all(final=True)
                 saved = [Put(record) for record in self.sessions.save()]
                 self._catalog.commit([*saved, Stopped()])
 

@@ -165,7 +165,7 @@ class Tables:
         table.live = dict(result.live_records)
         table.rows_touched = result.rows_touched
         table.segments = {s: self._store.get(s) for s, _ in manifest.segments}
-        table.cut = self._make_cut(table)
+        table.cut = self._make_cut(table, comes_back=record.name is not None)
         self._register(table)
         log.info(
             "table %d: %d rows found in %d records, %.2f s",
@@ -399,15 +399,18 @@ class Tables:
         """Make tables durable as they are now; their updates wait meanwhile. Returns bytes."""
         return sum(self._flush(table) for table in tables)
 
-    def flush_all(self) -> int:
-        """Flush every table that can be; raises the first failure when all were tried."""
+    def flush_all(self, *, final: bool = False) -> int:
+        """Flush every table that can be; raises the first failure when all were tried.
+
+        final: nothing happens afterwards, so tables of sessions may come back as well.
+        """
         written = 0
         failure: MomentdError | None = None
         for table in self.all():
             if table.broken is not None:
                 continue  # nothing of it is in memory
             try:
-                written += self._flush(table)
+                written += self._flush(table, final=final)
             except TableNotFound:
                 continue  # dropped meanwhile
             except MomentdError as error:
@@ -417,7 +420,7 @@ class Tables:
             raise failure
         return written
 
-    def _flush(self, table: Table) -> int:
+    def _flush(self, table: Table, *, final: bool = False) -> int:
         _check_whole(table)
         with table.gate.alone():
             written = self.spiller.spill_all(table)
@@ -425,7 +428,7 @@ class Tables:
             with self.moving:
                 # What compaction wrote since.
                 self._store.sync(list(table.segments.values()))
-                cut = self._make_cut(table)
+                cut = self._make_cut(table, comes_back=final or table.record.name is not None)
                 record = replace(table.record, manifest=table.manifest(durable=True))
                 self._catalog.commit([Put(record)])
                 table.record = record
@@ -434,10 +437,13 @@ class Tables:
         self.spiller.release_unneeded(table)
         return written
 
-    def _make_cut(self, table: Table) -> Cut:
-        """Of what is on disk now, under `moving`: nothing of the table is dirty."""
+    def _make_cut(self, table: Table, *, comes_back: bool) -> Cut:
+        """Of what is on disk now, under `moving`: nothing of the table is dirty.
+
+        comes_back: the next start would bring the table back to what is being committed.
+        """
         record_bytes = table.geometry.record_bytes
-        if table.record.name is None:
+        if not comes_back:
             return Cut(record_bytes)  # it goes with its session, or with the daemon
         cut = Cut(record_bytes, [segment for segment, count in table.live.items() if count])
         for start in range(0, table.rows, _CLONE_ROWS):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -32,6 +33,7 @@ _JOB_FRAMES: Final = 1 << 15
 _PUBLISH_FRAMES: Final = 8192
 _TURNS: Final = 6
 _RETRY_S: Final = 1.0
+_SAY_AGAIN_S: Final = 10.0
 
 
 class Spiller:
@@ -46,6 +48,8 @@ class Spiller:
     ) -> None:
         # Called after each batch, and with True if there was no space for one.
         self.wrote: Callable[[bool], None] = lambda _full: None
+        # Makes room on a full disk at once; whether it is worth another try.
+        self.make_room: Callable[[], bool] = lambda: False
         # Free space that is left to compaction, so that it can make more.
         self.floor_bytes = 0
         self._space = space
@@ -86,7 +90,12 @@ class Spiller:
         """Write until nothing is dirty (nobody may update the table meanwhile). Returns bytes."""
         written = 0
         while table.dirty:
-            cleaned = self.spill(table)
+            try:
+                cleaned = self.spill(table)
+            except OutOfSpace:
+                if not self.make_room():
+                    raise
+                continue
             if not cleaned and table.dirty:
                 raise RuntimeError(f"{table.dirty} dirty records of table {table.id} are not found")
             written += cleaned * table.geometry.record_bytes
@@ -278,6 +287,7 @@ class Cleaner:
         self._tables = tables
         self._progressed = progressed
         self._wake = threading.Event()
+        self._said_s = -_SAY_AGAIN_S
         self._stopping = False
         # The last failure, until a spill succeeds: requests that wait for frames raise it.
         self.failure: MomentdError | None = None
@@ -327,8 +337,9 @@ class Cleaner:
                     worked = self._spiller.spill(table, wanted=short) > 0 or worked
                 self.failure = None
             except MomentdError as failure:
-                # It is tried all the time: said once, until it has succeeded.
-                if type(failure) is not type(self.failure):
+                # It is tried all the time, and may succeed for one batch.
+                if time.monotonic() > self._said_s + _SAY_AGAIN_S:
+                    self._said_s = time.monotonic()
                     log.warning("spill of table %d failed: %s", table.id, failure)
                 self.failure = failure
                 return False

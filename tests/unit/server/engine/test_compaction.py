@@ -365,11 +365,13 @@ def test_a_stop_ends_compaction_within_one_batch(engine, trainer):
 
 
 @pytest.mark.root
-def test_compaction_makes_room_on_a_disk_that_is_nearly_full(tmp_path):
+@pytest.mark.parametrize("name", [None, "named"])
+def test_compaction_makes_room_on_a_disk_that_is_nearly_full(tmp_path, name):
     """Of a disk half is needed: before twice that is reached it would be full."""
     with small_file_system(tmp_path / "disk", 96) as where:
         engine = start_engine(where)
-        table = open_table(engine, open_session(engine), adam_schema(45_000, WIDTH))
+        session = open_session(engine)
+        table = open_table(engine, session, adam_schema(45_000, WIDTH), name)
         trainer = Trainer(engine, table)
         trainer.write_all()
         for _ in range(4):
@@ -377,5 +379,11 @@ def test_compaction_makes_room_on_a_disk_that_is_nearly_full(tmp_path):
         assert engine.tables.get(table.id).counters.segments_compacted > 1
         books_are_right(engine)
         trainer.check()
+        trainer.rewrite(0.3)
+        engine.stop()  # which writes all of the cache
+        engine.close()
+        engine = start_engine(where)
+        again = engine.tables.get(table.id)
+        check(engine, again.view(1 << 20), trainer.model)
         engine.stop(discard=True)
         engine.close()
