@@ -35,7 +35,7 @@ test: $(STAMP) ## Runs all tests (not torture).
 	@$(BIN)/python -m pytest -m 'not torture' $(ARGS)
 
 torture: $(STAMP) ## Random kills and faults, for minutes.
-	@$(BIN)/python -m pytest -m torture --timeout=0 $(ARGS)
+	@$(BIN)/python -m pytest -s -m torture --timeout=0 -o faulthandler_timeout=0 $(ARGS)
 
 bench: $(STAMP) ## Measures; writes JSON and PNG to benchmarks/results.
 	@$(BIN)/python -m benchmarks $(ARGS)

@@ -22,6 +22,7 @@ BENCHMARKS = (
     "overhead",
     "memory",
     "cold",
+    "lookahead",
     "victims",
     "zipf",
     "clients",

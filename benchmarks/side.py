@@ -10,6 +10,7 @@ time.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Generator
@@ -32,12 +33,19 @@ class Side:
     """The process, seen from the benchmark; a context manager. `wait` until its state is made."""
 
     def __init__(
-        self, system: str, shape: Shape, *, address: str = "", folder: Path | None = None
+        self,
+        system: str,
+        shape: Shape,
+        *,
+        address: str = "",
+        folder: Path | None = None,
+        group: Path | None = None,
     ) -> None:
+        """`group`: a memory cgroup that the process enters before it makes its state."""
         self.system = system
         spec = {
             "system": system, "rows": shape.rows, "dim": shape.dim,
-            "address": address, "folder": str(folder or ""),
+            "address": address, "folder": str(folder or ""), "group": str(group or ""),
         }  # fmt: skip
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.side", json.dumps(spec)],
@@ -77,11 +85,16 @@ class Side:
         return json.loads(line)
 
 
-def serve(system: str, rows: int, dim: int, address: str, folder: str) -> None:
+def serve(system: str, rows: int, dim: int, address: str, folder: str, group: str) -> None:
     """Make the state, say so, then answer each order with the seconds of its steps."""
     from .baselines import Baseline
 
-    parameter = make_parameter(Shape(rows, dim, 0, 0))
+    if group:
+        (Path(group) / "cgroup.procs").write_text(str(os.getpid()))
+        # What has its weights in a file: under the limit they must not be in memory before.
+        parameter = torch.nn.Parameter(torch.zeros(rows, dim))
+    else:
+        parameter = make_parameter(Shape(rows, dim, 0, 0))
     supplies: dict[tuple[int, int], Gradients] = {}
     with _open(system, parameter, address, folder) as optimizer:
         print(json.dumps("ready"), flush=True)

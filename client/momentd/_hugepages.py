@@ -49,10 +49,11 @@ def _collapse(first: int, end: int, alive: weakref.ref[Tensor]) -> None:
     libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
     there = ctypes.create_string_buffer(_HUGE // mmap.PAGESIZE)
-    failures = 0
+    failures: list[int] = []
     for at in range(first, end - _HUGE + 1, _HUGE):
-        if alive() is None or failures == _MOST_FAILURES:
+        if alive() is None or len(failures) == _MOST_FAILURES:
             return
         if libc.mincore(at, _HUGE, there) or any(not byte & 1 for byte in there.raw):
             continue
-        failures += libc.madvise(at, _HUGE, _MADV_COLLAPSE) != 0
+        if libc.madvise(at, _HUGE, _MADV_COLLAPSE):
+            failures.append(at)

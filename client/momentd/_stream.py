@@ -52,6 +52,7 @@ class PendingUpdate:
         self._call = call
         self._place = stream._place()
         self._lost: str | None = None
+        self._results: list[UpdateResult] = []
         self.specs = call.specs
         self.inputs: tuple[UpdateInput, ...] = call.inputs
         self.number: int | None = None
@@ -117,6 +118,8 @@ class PendingUpdate:
                 self._advance(patience)
         if self._lost is not None:
             raise StateRolledBack(self._lost)
+        if self._results:
+            return self._results
         results: list[UpdateResult] = []
         for index, table in enumerate(self._call.outcome().tables):
             rows, values = self._call.output(index)
@@ -125,6 +128,8 @@ class PendingUpdate:
             )
             self.specs[index].table._seen(table.step, table.update_number)
             results.append(result)
+        # The outcome does not change any more.
+        self._results = results
         return results
 
     def close(self) -> None:

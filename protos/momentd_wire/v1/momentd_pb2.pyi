@@ -453,20 +453,14 @@ class TableUpdate(_message.Message):
     def __init__(self, table: _Optional[_Union[TableRef, _Mapping]] = ..., step: _Optional[int] = ..., expected_update_number: _Optional[int] = ..., sparse_adam: _Optional[_Union[SparseAdamHyper, _Mapping]] = ..., result: _Optional[_Union[ResultKind, str]] = ..., count: _Optional[int] = ..., dtype: _Optional[_Union[DType, str]] = ..., result_rows: _Optional[_Union[Region, _Mapping]] = ..., result_values: _Optional[_Union[Region, _Mapping]] = ..., result_factors: _Optional[_Union[Region, _Mapping]] = ..., row_ids: _Optional[_Union[Bulk, _Mapping]] = ..., grads: _Optional[_Union[Bulk, _Mapping]] = ..., mask: _Optional[_Union[Bulk, _Mapping]] = ..., weights: _Optional[_Union[Bulk, _Mapping]] = ...) -> None: ...
 
 class UpdateRequest(_message.Message):
-    __slots__ = ("sequence", "tables", "report_progress", "hold")
+    __slots__ = ("sequence", "tables", "report_progress")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
     REPORT_PROGRESS_FIELD_NUMBER: _ClassVar[int]
-    HOLD_FIELD_NUMBER: _ClassVar[int]
     sequence: Sequence
     tables: _containers.RepeatedCompositeFieldContainer[TableUpdate]
     report_progress: bool
-    hold: bool
-    def __init__(self, sequence: _Optional[_Union[Sequence, _Mapping]] = ..., tables: _Optional[_Iterable[_Union[TableUpdate, _Mapping]]] = ..., report_progress: bool = ..., hold: bool = ...) -> None: ...
-
-class ProceedRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    def __init__(self, sequence: _Optional[_Union[Sequence, _Mapping]] = ..., tables: _Optional[_Iterable[_Union[TableUpdate, _Mapping]]] = ..., report_progress: bool = ...) -> None: ...
 
 class UpdateProgress(_message.Message):
     __slots__ = ("table", "rows_done", "rows")
@@ -851,7 +845,7 @@ class StopReply(_message.Message):
     def __init__(self, drain_s: _Optional[float] = ...) -> None: ...
 
 class Request(_message.Message):
-    __slots__ = ("id", "hello", "grow_arena", "drop_arena", "open_table", "get_table", "list_tables", "drop_table", "clone_table", "update", "gather", "scatter", "prefetch", "flush", "stats", "stop", "oversize", "proceed")
+    __slots__ = ("id", "hello", "grow_arena", "drop_arena", "open_table", "get_table", "list_tables", "drop_table", "clone_table", "update", "gather", "scatter", "prefetch", "flush", "stats", "stop", "oversize")
     ID_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
     GROW_ARENA_FIELD_NUMBER: _ClassVar[int]
@@ -869,7 +863,6 @@ class Request(_message.Message):
     STATS_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     OVERSIZE_FIELD_NUMBER: _ClassVar[int]
-    PROCEED_FIELD_NUMBER: _ClassVar[int]
     id: int
     hello: HelloRequest
     grow_arena: GrowArenaRequest
@@ -887,8 +880,7 @@ class Request(_message.Message):
     stats: StatsRequest
     stop: StopRequest
     oversize: Region
-    proceed: ProceedRequest
-    def __init__(self, id: _Optional[int] = ..., hello: _Optional[_Union[HelloRequest, _Mapping]] = ..., grow_arena: _Optional[_Union[GrowArenaRequest, _Mapping]] = ..., drop_arena: _Optional[_Union[DropArenaRequest, _Mapping]] = ..., open_table: _Optional[_Union[OpenTableRequest, _Mapping]] = ..., get_table: _Optional[_Union[GetTableRequest, _Mapping]] = ..., list_tables: _Optional[_Union[ListTablesRequest, _Mapping]] = ..., drop_table: _Optional[_Union[DropTableRequest, _Mapping]] = ..., clone_table: _Optional[_Union[CloneTableRequest, _Mapping]] = ..., update: _Optional[_Union[UpdateRequest, _Mapping]] = ..., gather: _Optional[_Union[GatherRequest, _Mapping]] = ..., scatter: _Optional[_Union[ScatterRequest, _Mapping]] = ..., prefetch: _Optional[_Union[PrefetchRequest, _Mapping]] = ..., flush: _Optional[_Union[FlushRequest, _Mapping]] = ..., stats: _Optional[_Union[StatsRequest, _Mapping]] = ..., stop: _Optional[_Union[StopRequest, _Mapping]] = ..., oversize: _Optional[_Union[Region, _Mapping]] = ..., proceed: _Optional[_Union[ProceedRequest, _Mapping]] = ...) -> None: ...
+    def __init__(self, id: _Optional[int] = ..., hello: _Optional[_Union[HelloRequest, _Mapping]] = ..., grow_arena: _Optional[_Union[GrowArenaRequest, _Mapping]] = ..., drop_arena: _Optional[_Union[DropArenaRequest, _Mapping]] = ..., open_table: _Optional[_Union[OpenTableRequest, _Mapping]] = ..., get_table: _Optional[_Union[GetTableRequest, _Mapping]] = ..., list_tables: _Optional[_Union[ListTablesRequest, _Mapping]] = ..., drop_table: _Optional[_Union[DropTableRequest, _Mapping]] = ..., clone_table: _Optional[_Union[CloneTableRequest, _Mapping]] = ..., update: _Optional[_Union[UpdateRequest, _Mapping]] = ..., gather: _Optional[_Union[GatherRequest, _Mapping]] = ..., scatter: _Optional[_Union[ScatterRequest, _Mapping]] = ..., prefetch: _Optional[_Union[PrefetchRequest, _Mapping]] = ..., flush: _Optional[_Union[FlushRequest, _Mapping]] = ..., stats: _Optional[_Union[StatsRequest, _Mapping]] = ..., stop: _Optional[_Union[StopRequest, _Mapping]] = ..., oversize: _Optional[_Union[Region, _Mapping]] = ...) -> None: ...
 
 class Reply(_message.Message):
     __slots__ = ("id", "error", "hello", "grow_arena", "drop_arena", "open_table", "get_table", "list_tables", "drop_table", "clone_table", "update", "gather", "scatter", "prefetch", "flush", "stats", "stop", "progress", "fragment")

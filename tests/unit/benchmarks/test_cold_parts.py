@@ -112,7 +112,7 @@ def test_writes_without_compaction_are_not_judged():
     assert bench_cold._written(bench_cold.CASES[1], first, after).reached is True
 
 
-@pytest.mark.parametrize("name", ["cold", "zipf", "clients", "tail", "grpc"])
+@pytest.mark.parametrize("name", ["cold", "lookahead", "zipf", "clients", "tail", "grpc"])
 def test_benchmarks_of_the_daemon_refuse_torch_alone(name, tmp_path):
     import importlib
 
