@@ -90,13 +90,15 @@ class Spiller:
         """Write until nothing is dirty (nobody may update the table meanwhile). Returns bytes."""
         written = 0
         while table.dirty:
+            slabs = table.slabs
             try:
                 cleaned = self.spill(table)
             except OutOfSpace:
                 if not self.make_room():
                     raise
                 continue
-            if not cleaned and table.dirty:
+            # A turn over the frames ends early if slabs came or went meanwhile.
+            if not cleaned and table.dirty and table.slabs is slabs:
                 raise RuntimeError(f"{table.dirty} dirty records of table {table.id} are not found")
             written += cleaned * table.geometry.record_bytes
         return written
