@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -68,9 +69,10 @@ def rage(where: Path, seconds: float, seed: int) -> dict[str, int]:
                 trainers[name].wait()
                 trainers[name] = start_trainer(daemon, name, ends - time.monotonic() + 60)
             elif what == "disk full":
-                status = os.statvfs(where)
-                with ballast.open("wb") as file:
-                    os.posix_fallocate(file.fileno(), 0, max(status.f_bavail * status.f_frsize, 1))
+                # To the last byte, whatever the daemon takes meanwhile.
+                with contextlib.suppress(OSError), ballast.open("wb", 0) as file:
+                    while file.write(bytes(1 << 20)):
+                        pass
                 time.sleep(rng.uniform(0.5, 3))
                 ballast.unlink()
             else:
