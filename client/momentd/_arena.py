@@ -35,8 +35,9 @@ class Arena:
         self.nbytes = nbytes
         self.memory = mmap.mmap(descriptor, nbytes)
         self.announced = False
+        self._retired = False
         self._blocks: dict[int, weakref.ref[ArenaBlock]] = {}
-        # Guards _blocks. Re-entrant: an exception that a debugger or a test injects on leaving the
+        # Guards _blocks and _retired. Re-entrant: an exception that a debugger or a test injects on leaving the
         # `with` block must not lock the thread out of its own arena.
         self._lock = threading.RLock()
 
@@ -56,6 +57,8 @@ class Arena:
         """The lowest free range of `nbytes`, or None."""
         wanted = max(ARENA_ALIGN, round_up(nbytes))
         with self._lock:
+            if self._retired:
+                return None
             offset = 0
             for start, end in self._used_locked():
                 if start - offset >= wanted:
@@ -67,10 +70,16 @@ class Arena:
             self._blocks[offset] = weakref.ref(block)
             return block
 
-    def is_unused(self) -> bool:
-        """Whether no block lives in it."""
+    def retire(self) -> bool:
+        """True if no block lives in it: none ever will, and the caller gives it back.
+
+        False for everybody else, so that it is given back once.
+        """
         with self._lock:
-            return not self._used_locked()
+            if self._retired or self._used_locked():
+                return False
+            self._retired = True
+            return True
 
     def _used_locked(self) -> list[tuple[int, int]]:
         blocks = {at: ref for at, ref in self._blocks.items() if ref() is not None}

@@ -309,17 +309,10 @@ class LocalTransport:
     def _trim(self, arenas: tuple[Arena, ...]) -> None:
         """Give back those that nobody uses (any more: a larger one has replaced them)."""
         for arena in arenas:
-            if arena.is_unused():
-                self._give_back(arena)
-
-    def _give_back(self, arena: Arena) -> None:
-        # Out of the list first: nobody may place anything in it any more.
-        self._arenas = tuple(other for other in self._arenas if other is not arena)
-        if not arena.is_unused():
-            # Somebody was quicker.
-            self._arenas = (arena, *self._arenas)
-            return
-        self._ask(pb.Request(drop_arena=pb.DropArenaRequest(arena=arena.number)))
+            if arena.retire():
+                with self._inbox_lock:  # which new arenas come under
+                    self._arenas = tuple(other for other in self._arenas if other is not arena)
+                self._ask(pb.Request(drop_arena=pb.DropArenaRequest(arena=arena.number)))
 
     def _ask(self, request: pb.Request) -> None:
         patience = Patience(_GROW_TIMEOUT_S, "an arena", f"unix:{self.path}")

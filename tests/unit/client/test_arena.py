@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import threading
 
 import numpy as np
 import pytest
@@ -67,12 +68,34 @@ def test_any_order_of_placing_and_dropping_keeps_blocks_apart(script):
             assert (other.array(0, (size,), UINT8) == mark % 251).all()
 
 
-def test_an_arena_is_unused_when_its_last_block_is_gone(arena):
-    assert arena.is_unused()
+def test_an_arena_is_given_back_once_and_takes_no_block_afterwards(arena):
     block = arena.place(64)
-    assert not arena.is_unused()
+    assert not arena.retire()
     del block
-    assert arena.is_unused()
+    # Only one of those who look at the same time gives it back.
+    assert [arena.retire() for _ in range(3)] == [True, False, False]
+    assert arena.place(64) is None
+
+
+def test_no_block_is_ever_in_an_arena_that_is_given_back():
+    for _ in range(200):
+        arena, start = make_arena(1 << 16), threading.Barrier(3)
+        placed, retired = [], []
+
+        def place(arena=arena, start=start, placed=placed):
+            start.wait()
+            placed.append(arena.place(64))
+
+        def retire(arena=arena, start=start, retired=retired):
+            start.wait()
+            retired.append(arena.retire())
+
+        threads = [threading.Thread(target=target) for target in (place, retire, retire)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sum(retired) + (placed[0] is not None) == 1
 
 
 def test_a_block_names_its_range_on_the_wire(arena):
