@@ -37,8 +37,8 @@ class Arena:
         self.announced = False
         self._retired = False
         self._blocks: dict[int, weakref.ref[ArenaBlock]] = {}
-        # Guards _blocks and _retired. Re-entrant: an exception that a debugger or a test injects on leaving the
-        # `with` block must not lock the thread out of its own arena.
+        # Guards _blocks and _retired. Re-entrant: an exception that a debugger or a test injects on
+        # leaving the `with` block must not lock the thread out of its own arena.
         self._lock = threading.RLock()
 
     @property

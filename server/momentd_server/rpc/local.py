@@ -120,8 +120,9 @@ class LocalPlane:
             if self._closing:
                 sock.close()
                 return
+            # Started under the lock: a stop joins all threads that it finds.
+            thread.start()
             self._connections[connection] = thread
-        thread.start()
 
     def _refusal(self, uid: int) -> errors.MomentdError | None:
         own_uid = os.geteuid()
