@@ -57,8 +57,6 @@ def main(arguments: list[str] | None = None) -> int:
         side=options.side,
     )
     settings.work_dir.mkdir(parents=True, exist_ok=True)
-    # As Ctrl-C does: daemons and folders of a benchmark go with it.
-    signal.signal(signal.SIGTERM, _end)
     missed, skipped = False, []
     for name in options.which or BENCHMARKS:
         try:
@@ -86,4 +84,6 @@ def _work_dir() -> Path:
 
 
 if __name__ == "__main__":
+    # As Ctrl-C does: daemons and folders of a benchmark go with it.
+    signal.signal(signal.SIGTERM, _end)
     sys.exit(main())

@@ -55,9 +55,12 @@ class Side:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
+        if kind is not None:
+            # It may be in the middle of minutes of work that nobody waits for any more.
+            self._process.kill()
         # End of file is how it is told to end.
         self._process.stdin.close()
         self._process.wait()

@@ -66,7 +66,7 @@ class OwnDaemon:
         try:
             self._start()
         except BaseException:
-            self.stop()
+            self.stop(orderly=False)
             raise
         return self
 
@@ -76,13 +76,17 @@ class OwnDaemon:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.stop()
+        self.stop(orderly=error is None)
 
-    def stop(self) -> None:
-        """Ask it to stop, kill it if it does not, remove what it wrote."""
+    def stop(self, *, orderly: bool = True) -> None:
+        """Ask it to stop, kill it if it does not, remove what it wrote.
+
+        Not `orderly`, as after Ctrl-C: kill it at once. An orderly stop would first write what is
+        in its cache, only for it to be removed.
+        """
         try:
             if self._process is not None:
-                _end(self._process)
+                _end(self._process, orderly=orderly)
         finally:
             shutil.rmtree(self._home, ignore_errors=True)
             shutil.rmtree(self._sockets, ignore_errors=True)
@@ -114,15 +118,19 @@ class OwnDaemon:
         return "\n".join(f"  {line}" for line in lines[-LOG_LINES:]) or "  (empty)"
 
 
-def _end(process: subprocess.Popen[str]) -> None:
-    process.send_signal(signal.SIGTERM)
+def _end(process: subprocess.Popen[str], *, orderly: bool) -> None:
     try:
-        process.wait(STOP_TIMEOUT_S)
+        if orderly:
+            process.send_signal(signal.SIGTERM)
+            process.wait(STOP_TIMEOUT_S)
     except subprocess.TimeoutExpired:
+        pass
+    finally:
+        # Also when a signal ends the wait. Does nothing to a process that has ended.
         process.kill()
         process.wait()
-    if process.stdout is not None:
-        process.stdout.close()
+        if process.stdout is not None:
+            process.stdout.close()
 
 
 @contextmanager

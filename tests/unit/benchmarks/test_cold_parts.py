@@ -100,7 +100,7 @@ def test_echo_gives_every_message_back():
 
 def test_writes_without_compaction_are_not_judged():
     first, after = (
-        bench_cold.Look(reads=0, misses=0, evicted_bytes=e, device_bytes=d, compacted=None)
+        bench_cold.Look(reads=0, misses=0, evicted_bytes=e, device_bytes=d, compacted=0)
         for e, d in ((100, 100), (300, 320))
     )
     row = bench_cold._written(bench_cold.CASES[1], first, after)
