@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
+import numpy as np
 import torch
 
 from .machine import REPOSITORY
@@ -95,7 +96,8 @@ def serve(system: str, rows: int, dim: int, address: str, folder: str, group: st
     if group:
         (Path(group) / "cgroup.procs").write_text(str(os.getpid()))
         # What has its weights in a file: under the limit they must not be in memory before.
-        parameter = torch.nn.Parameter(torch.zeros(rows, dim))
+        # (torch.zeros would write every page.)
+        parameter = torch.nn.Parameter(torch.from_numpy(np.zeros((rows, dim), np.float32)))
     else:
         parameter = make_parameter(Shape(rows, dim, 0, 0))
     supplies: dict[tuple[int, int], Gradients] = {}
