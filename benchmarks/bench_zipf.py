@@ -16,8 +16,8 @@ from .workload import FILL_ROWS, Shape, fill_state, make_parameter, timed_steps
 from .zipf import EXPONENT, Again, ZipfGradients
 
 ROWS = 10_000_000
-# The cache is turned over four times: by then it holds what is popular.
-WARM_UP_STEPS = 3000
+# The cache is turned over eight times: by then it holds what is popular.
+WARM_UP_STEPS = 6000
 STEPS = 100
 # Steps whose batches are given once more at once: their rows are in the cache then.
 HOT_STEPS = 20

@@ -100,3 +100,10 @@ def _disk(path: Path) -> dict[str, str]:
             model = _text(f"/sys/dev/block/{block}/device/model")
             return {"device": source, "file_system": kind, "model": model}
     return {"device": block, "file_system": "", "model": ""}
+
+
+def huge_page_bytes(pid: int) -> int:
+    """Bytes of a process that lie in huge pages now, shared and private ones."""
+    names = ("AnonHugePages:", "ShmemPmdMapped:")
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) << 10 for line in lines if line.startswith(names))

@@ -318,6 +318,9 @@ class Compactor:
             trailer = job.trailers[at]
             which = np.flatnonzero(self._find(tables, job.segment, trailer))
             if batch.count + which.size > job.capacity:
+                if not batch.count:
+                    # Written with larger batches than ours: the rest is found again.
+                    self._read(tables, job, batch, trailer, which[: job.capacity])
                 break
             if which.size:
                 self._read(tables, job, batch, trailer, which)

@@ -211,6 +211,16 @@ def test_updates_and_reads_at_the_same_time(engine, session, trainer):
     trainer.check()
 
 
+def test_batches_larger_than_those_of_compaction(by_hand, engine, trainer, monkeypatch):
+    trainer.write_all()
+    for _ in range(3):
+        trainer.rewrite()
+    monkeypatch.setattr(compaction, "BATCH_BYTES", 256 << 10)
+    assert compact(engine) > 1
+    books_are_right(engine)
+    trainer.check()
+
+
 def test_a_read_error_keeps_its_segment_and_no_other(by_hand, engine, trainer, caplog):
     trainer.write_all()
     for _ in range(3):
