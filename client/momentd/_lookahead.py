@@ -111,7 +111,13 @@ class Lookahead(Generic[Batch]):
         """The next batch, whose rows are being read from now on, or what comes instead of it."""
         try:
             batch = next(batches)
+        except Exception as error:  # noqa: BLE001  raised where its batch would be handed out
+            return _Taken(None, error)
+        try:
             wishes = [(key, _ids(key, rows(batch))) for key, rows in self._rows_of.items()]
+        except StopIteration as error:
+            # It is no end of the loader: the batches behind it would be lost without a word.
+            return _Taken(None, RuntimeError(f"a function of lookahead raised {error!r}"))
         except Exception as error:  # noqa: BLE001  raised where its batch would be handed out
             return _Taken(None, error)
         for key, parts in wishes:

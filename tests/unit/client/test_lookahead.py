@@ -135,6 +135,16 @@ def test_a_function_that_fails_or_gives_no_ids_is_named_at_its_batch():
     del optimizer
 
 
+def test_a_function_that_raises_stop_iteration_does_not_end_the_loop_silently():
+    layer = nn.Embedding(9, 2, sparse=True)
+    optimizer = momentd.SparseAdam(layer.parameters(), lr=0.1)
+    seen = []
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        seen.extend(momentd.lookahead([[0], [1], [], [2]], {layer: lambda b: [next(iter(b))]}))
+    assert seen == [[0], [1]]
+    del optimizer
+
+
 @pytest.mark.parametrize(
     "value",
     [
