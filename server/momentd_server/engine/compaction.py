@@ -37,7 +37,13 @@ from momentd_server.storage.segments import (
     fitting_bytes,
 )
 from momentd_server.storage.space import Space
-from momentd_wire.errors import CorruptRecord, MomentdError, OutOfSpace, StorageFailed
+from momentd_wire.errors import (
+    CorruptRecord,
+    InternalError,
+    MomentdError,
+    OutOfSpace,
+    StorageFailed,
+)
 
 log = logging.getLogger("momentd.compaction")
 
@@ -283,6 +289,10 @@ class Compactor:
                 if self._store.failed is not None:
                     raise
                 self._leave_alone(segment, error)
+            except InternalError:
+                if self._store.knows(segment.id):
+                    raise
+                # Its tables were dropped before it was pinned.
 
     def _leave_alone(self, segment: Segment, error: MomentdError) -> None:
         if not self._store.knows(segment.id):

@@ -352,6 +352,8 @@ class Tables:
                     self._take_out(table)
         for table in alone:
             self._let_go(table)
+        # Compaction has a file of these tables too, and lets go of it when it looks.
+        self.spiller.wrote(False)
 
     def _take_out(self, table: Table) -> None:
         with self._lock:
@@ -435,6 +437,8 @@ class Tables:
                 with self._lane:
                     table.cut = cut
         self.spiller.release_unneeded(table)
+        # What only the last committed state needed is not needed any more.
+        self.spiller.wrote(False)
         return written
 
     def _make_cut(self, table: Table, *, comes_back: bool) -> Cut:
@@ -445,7 +449,7 @@ class Tables:
         record_bytes = table.geometry.record_bytes
         if not comes_back:
             return Cut(record_bytes)  # it goes with its session, or with the daemon
-        cut = Cut(record_bytes, [segment for segment, count in table.live.items() if count])
+        cut = Cut(record_bytes, [segment for segment, count in list(table.live.items()) if count])
         for start in range(0, table.rows, _CLONE_ROWS):
             stop = min(start + _CLONE_ROWS, table.rows)
             with self._lane:

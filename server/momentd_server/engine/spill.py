@@ -46,7 +46,7 @@ class Spiller:
         store: SegmentStore,
         release: Callable[[Table, list[int]], None],
     ) -> None:
-        # Called after each batch, and with True if there was no space for one.
+        # Called after each batch, flush and drop, and with True if there was no space for a batch.
         self.wrote: Callable[[bool], None] = lambda _full: None
         # Makes room on a full disk at once; whether it is worth another try.
         self.make_room: Callable[[], bool] = lambda: False

@@ -19,7 +19,7 @@ from momentd_server.storage.datadir import DataDir
 from momentd_server.storage.descriptors import Descriptors, Pins
 from momentd_server.storage.diskio import aligned_buffer
 from momentd_server.storage.format import BLOCK, SegmentHeader, Trailer
-from momentd_wire.errors import CorruptRecord, InternalError, StorageFailed
+from momentd_wire.errors import CorruptRecord, InternalError, MomentdError, StorageFailed
 
 __all__ = ["LEAST_SEGMENT_BYTES", "Pins", "Segment", "SegmentStore", "Trailer", "fitting_bytes"]
 
@@ -248,12 +248,17 @@ class SegmentStore:
         """Make them durable, files first, then directories. Raises StorageFailed; that is final.
 
         After a failed sync the kernel may have dropped what it could not write and report
-        success the next time, so it is never tried again.
+        success the next time, so it is never tried again. A file that is unlinked meanwhile is
+        left out: nobody needs it.
         """
         self._refuse_after_failure()
         for segment in segments:
             if segment.fill > segment.durable:
-                self._sync_file(segment)
+                try:
+                    self._sync_file(segment)
+                except MomentdError:
+                    if self.failed is not None or self.knows(segment.id):
+                        raise
         with self._syncing:
             self._sync_directories()
 

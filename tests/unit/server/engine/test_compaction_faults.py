@@ -15,7 +15,7 @@ from momentd_server.engine import compaction
 from momentd_server.engine.lifecycle import Tables
 from momentd_server.storage.segments import SegmentStore
 from momentd_wire.errors import CorruptRecord, MomentdError, OutOfSpace
-from tests.support.compaction import Trainer, books_are_right, check, compact
+from tests.support.compaction import Trainer, books_are_right, check, compact, files
 from tests.support.disks import small_file_system
 from tests.support.local_engine import (
     AdamModel,
@@ -105,6 +105,107 @@ def test_a_kill_in_the_middle_leaves_the_last_flush(
     again.check()
     engine.stop(discard=True)
     engine.close()
+
+
+def wait_until(reached) -> None:
+    until = time.monotonic() + 20
+    while not reached() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert reached()
+
+
+def wait_until_idle(engine) -> None:
+    """Until the thread has found for a while that nothing is worth compacting."""
+    count, since = -1, time.monotonic()
+    while time.monotonic() - since < 1:
+        now = sum(t.counters.bytes_compacted for t in engine.tables.all())
+        if now != count or engine.compactor._running.locked():
+            count, since = now, time.monotonic()
+        time.sleep(0.05)
+
+
+def test_a_drop_gives_back_what_compaction_was_writing(tmp_path, monkeypatch):
+    """And does not wait for somebody to write something first."""
+    monkeypatch.setattr(compaction, "_SLACK_BYTES", 0)
+    engine = start_engine(tmp_path, disk_ratio=1.2)
+    session = open_session(engine)
+    trainer = Trainer(engine, open_table(engine, session, adam_schema(ROWS, WIDTH)))
+    trainer.write_all()
+    for _ in range(20):
+        trainer.rewrite(high=ROWS // 2)
+        if engine.compactor._outputs:
+            break
+    wait_until_idle(engine)
+    assert engine.compactor._outputs
+    engine.drop_tables(session, ids=[trainer.table.id], run=None, force=False)
+    wait_until(lambda: not files(engine))
+    engine.stop(discard=True)
+    engine.close()
+
+
+def test_what_only_the_last_flush_needed_is_given_back_after_the_next(tmp_path, monkeypatch):
+    """Although nobody writes anything after it."""
+    monkeypatch.setattr(compaction, "_SLACK_BYTES", 0)
+    engine = start_engine(tmp_path, disk_ratio=1.2)
+    session = open_session(engine)
+    trainer = Trainer(engine, open_table(engine, session, adam_schema(ROWS, WIDTH), "named"))
+    table = engine.tables.get(trainer.table.id)
+    trainer.write_all()
+    engine.flush([])
+    trainer.rewrite(2)
+    engine.tables.spiller.spill_all(table)
+    wait_until_idle(engine)
+    compacted = table.counters.segments_compacted
+    engine.flush([])
+    wait_until(lambda: table.counters.segments_compacted > compacted)
+    wait_until_idle(engine)
+    books_are_right(engine)
+    trainer.check()
+    engine.stop(discard=True)
+    engine.close()
+
+
+@pytest.mark.usefixtures("by_hand")
+def test_a_flush_whose_files_are_given_back_while_it_syncs(engine, session, monkeypatch):
+    trainer = Trainer(engine, open_table(engine, session, adam_schema(ROWS, WIDTH)))
+    trainer.write_all()
+    for _ in range(6):
+        trainer.rewrite(high=ROWS // 2)
+    engine.compactor._ratio = 1.2
+    before, real = set(files(engine)), SegmentStore._sync_file
+    given_back: list[int] = []
+
+    def sync_and_compact(store, segment):
+        real(store, segment)
+        if not given_back:
+            assert compact(engine) > 0
+            given_back.extend(before - set(files(engine)))
+
+    monkeypatch.setattr(SegmentStore, "_sync_file", sync_and_compact)
+    engine.flush([])
+    assert given_back
+    trainer.check()
+
+
+@pytest.mark.usefixtures("by_hand")
+def test_a_drop_between_choice_and_start(engine, session, monkeypatch):
+    """Somebody else's flush may be waiting for the room."""
+    trainer = Trainer(engine, open_table(engine, session, adam_schema(ROWS, WIDTH)))
+    trainer.write_all()
+    for _ in range(4):
+        trainer.rewrite(high=ROWS // 2)
+    engine.compactor._ratio = 1.2
+    real = engine.compactor._choose
+
+    def choose_and_drop():
+        chosen = real()
+        if chosen is not None:
+            engine.drop_tables(session, ids=[trainer.table.id], run=None, force=False)
+        return chosen
+
+    monkeypatch.setattr(engine.compactor, "_choose", choose_and_drop)
+    assert compact(engine) == 1
+    assert files(engine) == {}
 
 
 @pytest.mark.usefixtures("by_hand")
