@@ -77,10 +77,10 @@ def _hot_line(row: dict[str, Any]) -> str:
 
 def _goal_line(name: str, row: dict[str, Any]) -> str:
     """A row that was judged: what, the measured value, the goal, and whether it was reached."""
-    goal = row["goal"]
-    key, limit = re.match(r"(.*?) ?([<>]= ?[0-9.]+)", goal).groups()  # type: ignore[union-attr]
     numbers = row["numbers"]
-    value = numbers.get(key, numbers.get("ratio"))
+    key, limit = re.match(r"(.*?) ?([<>]= ?[0-9.]+)", row["goal"]).groups()  # type: ignore[union-attr]
+    named = [key, "ratio", "written/evicted"]
+    value = next(numbers[each] for each in named if each in numbers)
     what = key if key and key != "ratio" else ""
     case = row["case"].strip()
     return (

@@ -26,8 +26,7 @@ def collapse(weight: Tensor) -> None:
     """Make huge pages of a weight's memory, later, in a thread of its own that ends.
 
     Contents and addresses stay. Only of parts whose pages are all there, so it takes no memory:
-    weights that were made by `torch.zeros` and never written stay unwritten. Shared memory and
-    other devices are left alone.
+    what was never touched stays so. Shared memory and other devices are left alone.
     """
     if weight.device.type != "cpu" or weight.is_shared():
         return

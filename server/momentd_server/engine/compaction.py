@@ -133,6 +133,7 @@ class Compactor:
     # ------------------------------------------------------------------------------ life
 
     def start(self) -> None:
+        self._wake.set()  # what the last run left may be worth it
         self._thread.start()
 
     def stop(self) -> None:
