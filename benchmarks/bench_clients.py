@@ -10,7 +10,7 @@ from typing import Any
 
 from examples.own_daemon import OwnDaemon
 
-from .harness import MIB, Result, Row, Settings, Skipped, daemon
+from .harness import MIB, Result, Row, Settings, daemon
 from .machine import REPOSITORY
 from .workload import Shape
 
@@ -23,6 +23,7 @@ JUDGED_CLIENTS = 4
 
 def run(settings: Settings) -> Result:
     """Every client has a table of its own and makes its own gradients; needs momentd."""
+    settings.need_daemon()
     result = Result("clients")
     batch = settings.rows(BATCH)
     shape = Shape(settings.rows(ROWS), 128, batch, batch)
@@ -31,8 +32,7 @@ def run(settings: Settings) -> Result:
         settings.console.print(f"{clients} clients ...")
         cache = int(clients * shape.state_bytes * 1.2) + 128 * MIB
         with daemon(settings, cache) as own:
-            if own is None:
-                raise Skipped("this measures the daemon: it cannot run with --side torch")
+            assert own is not None
             found = train(own, shape, clients)
         # All begin together; each counts what it did in the same seconds.
         total = sum(one["rows"] / one["seconds"] for one in found)

@@ -14,7 +14,6 @@ from .harness import (
     Result,
     Row,
     Settings,
-    Skipped,
     daemon,
     milliseconds,
     open_optimizer,
@@ -64,8 +63,7 @@ class Look:
 
 def run(settings: Settings) -> Result:
     """Needs momentd on our side, fio, and root for the limit of memory."""
-    if settings.side == "torch":
-        raise Skipped("this measures the daemon: it cannot run with --side torch")
+    settings.need_daemon()
     result = Result("cold")
     iops = random_read_iops(settings.work_dir, file_bytes=FILE_BYTES // settings.scale)
     for case in CASES:

@@ -20,7 +20,7 @@ from momentd_wire import limits
 from momentd_wire.addresses import GRPC_SUFFIX
 
 from .echo import METHOD, OPTIONS
-from .harness import MIB, Result, Row, Settings, Skipped, daemon
+from .harness import MIB, Result, Row, Settings, daemon
 from .machine import REPOSITORY
 
 CALLS = 10
@@ -34,10 +34,10 @@ GOAL = 0.7
 def run(settings: Settings) -> Result:
     """Unix sockets on both sides, the server in a process of its own; needs momentd."""
     rows = settings.rows(1_000_000)
+    settings.need_daemon()
     result = Result("grpc")
     with daemon(settings, int(rows * DIM * 8 * 1.2) + 128 * MIB) as own, echo() as channel:
-        if own is None:
-            raise Skipped("this measures the daemon: it cannot run with --side torch")
+        assert own is not None
         address = f"grpc+{own.address}{GRPC_SUFFIX}"
         with momentd.connect(address) as client:
             table = client.open_table("grpc", rows=rows, dim=DIM, rule=momentd.rules.SparseAdam())

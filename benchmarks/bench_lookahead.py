@@ -13,7 +13,7 @@ import momentd
 from examples.own_daemon import OwnDaemon
 
 from .device import FILE_BYTES, random_read_iops
-from .harness import Result, Row, Settings, Skipped, daemon, open_optimizer, settle, stats
+from .harness import Result, Row, Settings, daemon, open_optimizer, settle, stats
 from .workload import FILL_ROWS, Gradients, Shape, fill_state, make_parameter
 
 ROWS = 4_000_000
@@ -29,8 +29,7 @@ GOAL = 1.1
 
 def run(settings: Settings) -> Result:
     """Needs momentd on our side, and fio."""
-    if settings.side == "torch":
-        raise Skipped("this measures the daemon: it cannot run with --side torch")
+    settings.need_daemon()
     batch = settings.rows(10_000)
     shape = Shape(settings.rows(ROWS), DIM, batch, batch)
     iops = random_read_iops(settings.work_dir, file_bytes=FILE_BYTES // settings.scale)

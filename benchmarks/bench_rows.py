@@ -14,7 +14,7 @@ import numpy as np
 
 import momentd
 
-from .harness import LR, MIB, Result, Row, Settings, Skipped, daemon, milliseconds, settle, stats
+from .harness import LR, MIB, Result, Row, Settings, daemon, milliseconds, settle, stats
 
 FEW, MANY = 1_000_000, 100_000_000
 DIM = 32
@@ -34,8 +34,7 @@ class Side:
 
 def run(settings: Settings) -> Result:
     """Needs momentd on our side."""
-    if settings.side == "torch":
-        raise Skipped("this measures the daemon: it cannot run with --side torch")
+    settings.need_daemon()
     few, batch = settings.rows(FEW), min(BATCH, settings.rows(FEW) // 8)
     random = np.random.default_rng(0)
     # Records, metadata and stock of both tables.

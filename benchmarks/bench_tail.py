@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .harness import MIB, Result, Row, Settings, Skipped, daemon, open_optimizer, settle, stats
+from .harness import MIB, Result, Row, Settings, daemon, open_optimizer, settle, stats
 from .workload import FILL_ROWS, Gradients, GradientSource, Shape, fill_state, make_parameter
 from .zipf import ZipfGradients
 
@@ -36,8 +36,7 @@ class Steps:
 
 def run(settings: Settings) -> Result:
     """Small batches, for 10,000 steps in a minute; needs momentd."""
-    if settings.side == "torch":
-        raise Skipped("this measures the daemon: it cannot run with --side torch")
+    settings.need_daemon()
     # A trial run has fewer steps: for percentiles that mean nothing, of code that works.
     steps = max(200, settings.rows(STEPS))
     batch = max(16, settings.rows(BATCH))

@@ -11,7 +11,7 @@ from torch import nn
 from examples.own_daemon import OwnDaemon
 
 from .device import FILE_BYTES, random_read_iops
-from .harness import LR, Result, Row, Settings, Skipped, daemon, open_optimizer, settle, stats
+from .harness import LR, Result, Row, Settings, daemon, open_optimizer, settle, stats
 from .workload import FILL_ROWS, Shape, fill_state, make_parameter, timed_steps
 from .zipf import EXPONENT, Again, ZipfGradients
 
@@ -38,8 +38,7 @@ class Ours:
 
 def run(settings: Settings) -> Result:
     """One phase after the other: both states do not fit in memory. Needs momentd and fio."""
-    if settings.side == "torch":
-        raise Skipped("this measures the daemon: it cannot run with --side torch")
+    settings.need_daemon()
     entries = settings.rows(10_000)
     shape = Shape(settings.rows(ROWS), 128, entries, entries)
     iops = random_read_iops(settings.work_dir, file_bytes=FILE_BYTES // settings.scale)

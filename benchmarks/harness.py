@@ -54,6 +54,11 @@ class Settings:
     def rows(self, rows: int) -> int:
         return rows // self.scale
 
+    def need_daemon(self) -> None:
+        """Raises Skipped if torch stands on our side: there is nothing to measure then."""
+        if self.side == "torch":
+            raise Skipped("this measures the daemon: it cannot run with --side torch")
+
 
 @dataclass
 class Row:

@@ -130,7 +130,7 @@ class Lookahead(Generic[Batch]):
             target = _target(key)
             if isinstance(target, Table):
                 continue
-            if not any(_has(optimizer, target) for optimizer in optimizers()):
+            if not any(_has(optimizer, target) for optimizer in list(optimizers)):
                 raise InvalidArgument(
                     f"{_name(key)} is in no momentd optimizer, so there is nothing to read ahead: "
                     "build the optimizer before the second batch, or leave this key out"
@@ -182,7 +182,7 @@ def _tables(key: Any) -> list[Table]:
     target = _target(key)
     if isinstance(target, Table):
         return [target]
-    found = (optimizer.table_of(target) for optimizer in optimizers())
+    found = (optimizer.table_of(target) for optimizer in list(optimizers))
     return [table for table in found if table is not None]
 
 
@@ -251,6 +251,7 @@ def _one(key: Any, value: Any) -> _Ids:
     return _Ids(array.reshape(-1).astype(np.int64))
 
 
+# Not those of `_cuda`, for whose copies step() waits.
 _streams: dict[Any, Any] = {}
 
 

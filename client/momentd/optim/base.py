@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from momentd import _cuda, _hugepages, rules
 from momentd._discovery import default_run
 from momentd._grads import table_shape
-from momentd._registry import register
+from momentd._registry import optimizers
 from momentd._signals import DeferredInterrupt
 from momentd._stream import Stream, UpdateSpec
 from momentd._threads import SingleThreaded, cores_to_spare, throttle_idle_threads
@@ -66,7 +66,7 @@ class TableOptimizer(Optimizer):
         self._session: list[Session] = []
         self._given = _checkpoint.Given()
         self._own()
-        register(self)
+        optimizers.add(self)
 
     def _own(self) -> None:
         """From here on the tables belong to this process and go with this object."""
@@ -192,14 +192,11 @@ class TableOptimizer(Optimizer):
 
     # ------------------------------------------------------------------------------------ tables
 
-    @property
-    def pid(self) -> int:
-        """The process that its tables belong to."""
-        return self._pid
-
     def table_of(self, param: Tensor) -> Table | None:
-        """The table with the state of a parameter; None before its first step."""
-        record = self._records.get(self.state[param]) if param in self.state else None
+        """The table with the state of a parameter; None before its first step in this process."""
+        if param not in self.state or self._pid != os.getpid():
+            return None
+        record = self._records.get(self.state[param])
         return record.table if record is not None else None
 
     def _state_dtype(self, param: Tensor) -> torch.dtype:

@@ -37,7 +37,7 @@ def status(stats: pb.StatsReply, address: str, drive_tbw: float = DRIVE_TBW) -> 
         ("traffic", f"read {format_bytes(total.bytes_read)}, "
                     f"written {format_bytes(total.bytes_written)}, "
                     f"{_plural(total.requests, 'request')}, {_plural(total.errors, 'error')}"),
-        ("wear", _wear(stats, drive_tbw)),
+        ("wear", _wear(total, drive_tbw)),
         ("stop", f"an orderly stop would need about {format_duration(total.drain_s)}"),
     ]  # fmt: skip
     broken = [row.table.table.id for row in stats.tables if row.broken]
@@ -46,16 +46,15 @@ def status(stats: pb.StatsReply, address: str, drive_tbw: float = DRIVE_TBW) -> 
     return Group(headline, pairs(rows))
 
 
-def _wear(stats: pb.StatsReply, drive_tbw: float) -> str:
+def _wear(total: pb.Totals, drive_tbw: float) -> str:
     """What goes to the disk, and how long a drive lasts that is warranted for so many TB."""
-    total = stats.totals
     written = total.disk_bytes_written
     parts = [f"{format_bytes(written)} to the disk"]
     if total.bytes_written:
         parts.append(f"{written / total.bytes_written:.2f} times the records spilled")
-    rows = sum(row.rows_updated for row in stats.tables)
-    if rows:
-        parts.append(f"{written / rows:,.0f} bytes for each updated row")
+    if total.rows_updated:
+        # Not of the tables that are shown: those may be of one run.
+        parts.append(f"{written / total.rows_updated:,.0f} bytes for each updated row")
     a_day = total.disk_bytes_written_per_s * _DAY_S
     if a_day:
         years = drive_tbw * 1e12 / total.disk_bytes_written_per_s / _YEAR_S

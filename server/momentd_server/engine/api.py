@@ -144,6 +144,7 @@ class EngineTotals:
     disk_bytes_written_per_s: float = 0.0
     rows_prefetched: int = 0
     reads_shared: int = 0
+    rows_updated: int = 0
 
 
 @dataclass(frozen=True, slots=True)

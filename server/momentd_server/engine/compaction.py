@@ -37,13 +37,7 @@ from momentd_server.storage.segments import (
     fitting_bytes,
 )
 from momentd_server.storage.space import Space
-from momentd_wire.errors import (
-    CorruptRecord,
-    InternalError,
-    MomentdError,
-    OutOfSpace,
-    StorageFailed,
-)
+from momentd_wire.errors import InternalError, MomentdError, OutOfSpace, StorageFailed
 
 log = logging.getLogger("momentd.compaction")
 
@@ -107,6 +101,14 @@ class _Batch:
         self.slots: list[np.ndarray] = []
 
 
+class _Unreadable(Exception):
+    """A segment has a record that cannot be read: it is the segment's fault, not the output's."""
+
+    def __init__(self, error: MomentdError) -> None:
+        super().__init__(error)
+        self.error = error
+
+
 class Compactor:
     """The background thread that compacts. `run_once` may also be called by hand."""
 
@@ -149,7 +151,7 @@ class Compactor:
         """Compact one segment because somebody has no space; whether to try again."""
         self._full = True
         held_back = self._tables.spiller.floor_bytes > 0
-        with contextlib.suppress(OutOfSpace):
+        with contextlib.suppress(OutOfSpace, StorageFailed):
             if self.run_once():
                 return True
         # Nothing can be gained: then all there is may be taken.
@@ -279,25 +281,19 @@ class Compactor:
             try:
                 pins = stack.enter_context(self._store.pin(np.array([segment.id], np.int64)))
                 trailers = list(self._store.read_trailers(segment))
-                # They are read through the page cache, which a small cgroup has no room for.
-                files.drop_cached(self._store.path(segment))
-                self._move_all(_Job(segment, int(pins.fds[0]), trailers))
-            except OutOfSpace:
-                raise
-            except CorruptRecord as error:
-                self._leave_alone(segment, error)
-            except StorageFailed as error:
-                if self._store.failed is not None:
-                    raise
-                self._leave_alone(segment, error)
-            except InternalError:
+            except (InternalError, StorageFailed) as error:
+                # Otherwise it was given back meanwhile, and its file is not there any more.
                 if self._store.knows(segment.id):
-                    raise
-                # Its tables were dropped before it was pinned.
+                    self._leave_alone(segment, error)
+                return
+            # They are read through the page cache.
+            files.drop_cached(self._store.path(segment))
+            try:
+                self._move_all(_Job(segment, int(pins.fds[0]), trailers))
+            except _Unreadable as unreadable:
+                self._leave_alone(segment, unreadable.error)
 
     def _leave_alone(self, segment: Segment, error: MomentdError) -> None:
-        if not self._store.knows(segment.id):
-            return  # given back meanwhile, before its trailers were read
         self._left_alone.add(segment.id)
         log.error(
             "segment %d of family %d stays as it is until the next start: %s",
@@ -377,7 +373,8 @@ class Compactor:
         status[(status == READ_OK) & (found != hashes)] = READ_MISMATCH
         bad = np.flatnonzero(status != READ_OK)
         if bad.size:
-            raise read_error(table, int(rows[bad[0]]), segment.id, int(status[bad[0]]))
+            row, found_status = int(rows[bad[0]]), int(status[bad[0]])
+            raise _Unreadable(read_error(table, row, segment.id, found_status))
         batch.rows.append(rows)
         batch.versions.append(trailer.versions[which])
         batch.hashes.append(hashes)

@@ -106,7 +106,7 @@ class LocalEngine:
         self.compactor = Compactor(
             space, self._lane, self._store, self.tables, config.disk_ratio, self._cleaner.wake
         )
-        self.tables.spiller.wrote = self.compactor.wake
+        self.tables.spiller.wake_compactor = self.compactor.wake
         self.tables.spiller.make_room = self.compactor.make_room
         self._toucher = Toucher(
             space, self._lane, self._pool, self._cache, self._cleaner, self._store, self._readers,
@@ -574,6 +574,7 @@ class LocalEngine:
             disk_bytes_written_per_s=self._store.written.per_second(),
             rows_prefetched=sum(t.counters.rows_prefetched for t in tables),
             reads_shared=sum(t.counters.reads_shared for t in tables),
+            rows_updated=sum(t.counters.rows_updated.total for t in tables),
         )
 
 

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Final, cast
+from typing import Final
 
 import numpy as np
 
@@ -352,8 +352,8 @@ class Tables:
                     self._take_out(table)
         for table in alone:
             self._let_go(table)
-        # Compaction has a file of these tables too, and lets go of it when it looks.
-        self.spiller.wrote(False)
+        # It has a file of these tables too, and lets go of it when it looks.
+        self.spiller.wake_compactor(False)
 
     def _take_out(self, table: Table) -> None:
         with self._lock:
@@ -438,7 +438,7 @@ class Tables:
                     table.cut = cut
         self.spiller.release_unneeded(table)
         # What only the last committed state needed is not needed any more.
-        self.spiller.wrote(False)
+        self.spiller.wake_compactor(False)
         return written
 
     def _make_cut(self, table: Table, *, comes_back: bool) -> Cut:
@@ -463,16 +463,16 @@ class Tables:
 
         Raises StorageFailed and OutOfSpace with the committed states as they were.
         """
-        puts: list[Put] = []
+        records: list[TableRecord] = []
         for table in tables:
             segments = [self._store.get(int(s)) for s in table.cut.segments if s != victim]
             self._store.sync(segments)
             counted = tuple((segment.id, segment.durable) for segment in segments)
             manifest = replace(table.record.manifest, segments=counted)
-            puts.append(Put(replace(table.record, manifest=manifest)))
-        self._catalog.commit(puts)
-        for table, put in zip(tables, puts, strict=True):
-            table.record = cast("TableRecord", put.record)
+            records.append(replace(table.record, manifest=manifest))
+        self._catalog.commit([Put(record) for record in records])
+        for table, record in zip(tables, records, strict=True):
+            table.record = record
             with self._lane:
                 table.cut.forget(victim)
 

@@ -46,8 +46,8 @@ class Spiller:
         store: SegmentStore,
         release: Callable[[Table, list[int]], None],
     ) -> None:
-        # Called after each batch, flush and drop, and with True if there was no space for a batch.
-        self.wrote: Callable[[bool], None] = lambda _full: None
+        # Of the compactor, which is made later. True: there was no space for a batch.
+        self.wake_compactor: Callable[[bool], None] = lambda _full: None
         # Makes room on a full disk at once; whether it is worth another try.
         self.make_room: Callable[[], bool] = lambda: False
         # Free space that is left to compaction, so that it can make more.
@@ -172,7 +172,7 @@ class Spiller:
                 segment, records, batch.rows[:count], versions, hashes, delta
             )
         except OutOfSpace:
-            self.wrote(True)
+            self.wake_compactor(True)
             raise
         batch.slots = np.int64(location.slot(segment.id, first)) + offsets
         batch.hashes, batch.checks, batch.segment = hashes, checks, segment
@@ -224,7 +224,7 @@ class Spiller:
                 table.supersede(old_slots[:cleaned])
             cleaned_in_all += cleaned
         self.release_unneeded(table)
-        self.wrote(False)
+        self.wake_compactor(False)
         return cleaned_in_all
 
     def release_unneeded(self, table: Table) -> None:

@@ -202,8 +202,8 @@ class Table:
 
     # ------------------------------------------------------------------------------ segments
 
-    def account(self, slots: Rows, amount: int) -> None:
-        """Adds `amount` to the live count of the segment of each slot word; other words are 0."""
+    def supersede(self, slots: Rows) -> None:
+        """In the lane: nothing of this table refers to these slots any more; other words are 0."""
         lowest, highest = frames.segment_range(slots)
         if lowest > highest:
             return
@@ -211,11 +211,7 @@ class Table:
         frames.count_segments(slots, lowest, counts)
         for k in np.flatnonzero(counts):
             segment = int(lowest + k)
-            self.live[segment] = self.live.get(segment, 0) + amount * int(counts[k])
-
-    def supersede(self, slots: Rows) -> None:
-        """In the lane: nothing of this table refers to these slots any more; other words are 0."""
-        self.account(slots, -1)
+            self.live[segment] = self.live.get(segment, 0) - int(counts[k])
         self.cut.superseded(slots)
 
     def take_retired(self) -> list[int]:

@@ -14,10 +14,7 @@ def memory_limit_bytes() -> int:
 
 
 def memory_available_bytes() -> int:
-    """What can be taken without swapping or being killed; reclaimable page cache counts as free.
-
-    Page cache that is in use (programs and libraries, among others) counts half.
-    """
+    """What can be taken without swapping or being killed; reclaimable page cache counts as free."""
     left = [limit - used for limit, used in _cgroups()]
     return max(0, min([_meminfo("MemAvailable"), *left]))
 
@@ -65,8 +62,6 @@ def _read(directory: Path, limit: str, usage: str, cache: str) -> tuple[int, int
             key, _, value = line.partition(" ")
             if key == cache:
                 used -= int(value)
-            elif key == cache.replace("inactive", "active"):
-                used -= int(value) // 2
     except (OSError, ValueError):
         return None
     return int(text), used

@@ -91,6 +91,7 @@ def engine_totals(totals: EngineTotals) -> pb.Totals:
         segments_compacted=totals.segments_compacted,
         rows_prefetched=totals.rows_prefetched,
         reads_shared=totals.reads_shared,
+        rows_updated=totals.rows_updated,
         disk_bytes_written=totals.disk_bytes_written,
         disk_bytes_written_per_s=totals.disk_bytes_written_per_s,
     )

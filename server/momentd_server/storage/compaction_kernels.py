@@ -10,18 +10,23 @@ from typing import Final
 import numpy as np
 
 from momentd_server.jit import inline_kernel, kernel, prefetch, register_warmup
-from momentd_server.storage.frames import CLEAN, ROW_MASK, STATE, meta_of
+from momentd_server.storage.frames import (
+    CLEAN,
+    ROW_MASK,
+    SEGMENT_MASK,
+    SEGMENT_SHIFT,
+    STATE,
+    meta_of,
+)
 from momentd_server.storage.space import SLAB_BYTES
 
 _AHEAD: Final = 16
-_OFFSET_MASK: Final = (1 << 28) - 1
-_SEGMENT_SHIFT: Final = 28
-_SEGMENT_MASK: Final = (1 << 34) - 1
+_OFFSET_MASK: Final = (1 << SEGMENT_SHIFT) - 1
 
 
 @inline_kernel
 def _segment_of(slot):
-    return (slot >> _SEGMENT_SHIFT) & _SEGMENT_MASK
+    return (slot >> SEGMENT_SHIFT) & SEGMENT_MASK
 
 
 @inline_kernel

@@ -14,9 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from momentd_server.app import Daemon
 from momentd_server.rpc.socket_path import SocketPath
 from momentd_wire import errors
 from momentd_wire.v1 import momentd_pb2 as pb
+from tests.support.numpy_engine import NumpyEngine
 from tests.support.planes import GrpcClient, LocalClient, make_config, serving
 
 ROWS = np.arange(4)
@@ -156,6 +158,7 @@ def test_sessions_survive_an_orderly_restart_with_their_outcomes(start, tmp_path
 
 GREETER = """
 import sys
+from tests.support.numpy_engine import NumpyEngine
 from tests.support.planes import LocalClient
 client = LocalClient(sys.argv[1])
 print(client.hello.session.hex(), flush=True)
@@ -319,3 +322,33 @@ def test_threads_have_names_and_end_with_the_daemon(config, engine, tmp_path):
         assert {"momentd-accept", "momentd-housekeeping", f"momentd-local-{os.getpid()}"} <= names
     left = [t.name for t in set(threading.enumerate()) - before if t.name.startswith("momentd-")]
     assert [name for name in left if not name.startswith("momentd-grpc")] == []
+
+
+def test_a_stop_while_a_connection_gets_its_thread(tmp_path, monkeypatch):
+    config = make_config(tmp_path)
+    where = SocketPath(Path(config.address.target), shared=False)
+    daemon = Daemon(config, NumpyEngine(), where)
+    daemon.open()
+    outcomes, real = [], threading.Thread.start
+
+    def close():
+        try:
+            outcomes.append(daemon.close())
+        except BaseException as error:
+            outcomes.append(error)
+
+    closer = threading.Thread(target=close)
+
+    def start(thread):
+        if thread.name.startswith("momentd-local-"):
+            real(closer)
+            closer.join(0.3)  # as far as it gets before the thread runs
+        real(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
+        client.connect(config.address.target)
+        assert client.recv(1) == b""  # the daemon ends the connection
+    closer.join(20)
+    where.close()
+    assert outcomes == [True]

@@ -150,3 +150,23 @@ def test_more_tables_than_slabs_name_a_cache_that_is_enough(tmp_path, engine, se
     assert len(larger.update(request(views))) == 12
     larger.stop(discard=True)
     larger.close()
+
+
+def test_a_flush_goes_on_if_slabs_come_or_go_while_it_looks(engine, session, monkeypatch):
+    table = open_table(engine, session, adam_schema(2000, 128), "t")
+    update(engine, table, np.arange(2000))
+    spiller, real = engine.tables.spiller, engine.tables.spiller._turn
+    turns = []
+
+    def turn(internal, batch, age):
+        turns.append(age)
+        if len(turns) == 1:
+            # As when a slab joins or leaves: the turn ends, and has found nothing.
+            internal.slabs = internal.slabs.copy()
+            return False
+        return real(internal, batch, age)
+
+    monkeypatch.setattr(spiller, "_turn", turn)
+    engine.flush([table.id])
+    assert len(turns) > 1
+    assert engine.tables.get(table.id).dirty == 0

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from momentd_wire.errors import CorruptRecord, OutOfSpace, TableNotFound
+from tests.support.compaction import check
 from tests.support.local_engine import (
     AdamModel,
     adam_schema,
@@ -25,17 +26,6 @@ def _train(engine, table, model, seed, steps=1, count=2000):
         model.update(rows, grads)
 
 
-def _assert_equal(engine, table, model):
-    for start in range(0, model.rows, 3000):
-        count = min(3000, model.rows - start)
-        found = engine.gather(
-            id=table.id, generation=table.generation, rows=None, range=(start, count), fields=[],
-            outs=None,
-        )  # fmt: skip
-        assert np.array_equal(found.values[0], model.exp_avg[start : start + count])
-        assert np.array_equal(found.values[1], model.exp_avg_sq[start : start + count])
-
-
 def test_a_full_disk_fails_the_call_and_nothing_else(small_disk):
     engine = start_engine(small_disk)
     session = open_session(engine)
@@ -51,12 +41,12 @@ def test_a_full_disk_fails_the_call_and_nothing_else(small_disk):
     with pytest.raises(OutOfSpace):
         fill()
     # The model was not updated by the failed call: the state is what was acknowledged.
-    _assert_equal(engine, table, model)
+    check(engine, table, model)
     hot = np.unique(engine.update([batch(table, [0], np.zeros((1, 128), np.float32))])[0].out_rows)
     model.update(hot, np.zeros((1, 128), np.float32))
     filled.unlink()
     _train(engine, table, model, 1000)
-    _assert_equal(engine, table, model)
+    check(engine, table, model)
     engine.stop(discard=True)
     engine.close()
 
@@ -134,7 +124,7 @@ def test_unnamed_tables_end_with_an_unclean_stop_and_named_ones_go_back_to_their
     (found,) = engine.list_tables()
     assert (found.name, found.step) == ("named", 1)
     assert found.generation > named.generation
-    _assert_equal(engine, found, model)
+    check(engine, found, model)
     with pytest.raises(TableNotFound):
         engine.get_table(id=unnamed.id)
     engine.stop(discard=True)
@@ -155,14 +145,14 @@ def test_segments_spilled_after_the_commit_do_not_count_after_a_power_cut(tmp_pa
     engine.close()
     engine = start_engine(tmp_path)
     (found,) = engine.list_tables()
-    _assert_equal(engine, found, committed)
+    check(engine, found, committed)
     # And once more, from the new generation, with rows of both.
     _train(engine, found, committed, 3, steps=10)
     engine.stop()
     engine.close()
     engine = start_engine(tmp_path)
     (found,) = engine.list_tables()
-    _assert_equal(engine, found, committed)
+    check(engine, found, committed)
     engine.stop(discard=True)
     engine.close()
 
@@ -183,7 +173,7 @@ def test_an_orderly_stop_is_no_new_timeline_and_a_power_cut_is(tmp_path):
         (table,) = engine.list_tables()
         generations.append(table.generation)
         model = kept
-        _assert_equal(engine, table, model)
+        check(engine, table, model)
         _train(engine, table, model, 20 + seed)
         if seed < 4:
             engine.flush([])
