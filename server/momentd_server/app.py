@@ -28,12 +28,14 @@ from momentd_server.rpc.grpc_plane import GrpcPlane
 from momentd_server.rpc.local import LocalPlane
 from momentd_server.rpc.socket_path import SocketPath
 from momentd_server.rpc.stats import StatsSource
-from momentd_wire.errors import MomentdError
+from momentd_wire.errors import CorruptRecord, MomentdError, StorageFailed
 from momentd_wire.units import format_bytes
 
 HOUSEKEEPING_S: Final = 1.0
 # Exit code of a daemon whose orderly stop did not end in time, or was cut short.
 EXIT_NOT_CLEAN: Final = 3
+# Of one that met a failed sync: starting it again by itself would hide that from people.
+EXIT_STORAGE_FAILED: Final = 4
 
 
 class Daemon:
@@ -112,6 +114,8 @@ class Daemon:
     def _keep_house(self) -> None:
         while not self._closed.wait(HOUSEKEEPING_S):
             try:
+                if self._engine.failure is not None:
+                    self._grpc.say_failed()
                 self._end_expired()
                 self._grpc.transfers.sweep()
                 self._engine.tidy()
@@ -222,7 +226,8 @@ def serve(
 ) -> int:
     """Run a daemon in the calling (main) thread until it is told to stop; returns the exit code.
 
-    0: stopped in order. 1: could not start. 3: requests in work did not end in time.
+    0: stopped in order. 1: could not start. 3: requests in work did not end in time. 4: the disk
+    failed: nothing was made durable since.
     """
     started_s = time.monotonic()
     logs.configure()
@@ -242,7 +247,8 @@ def serve(
             engine.close()
     except MomentdError as error:
         report.progress(f"momentd: {error}")
-        return 1
+        failed = isinstance(error, StorageFailed) and not isinstance(error, CorruptRecord)
+        return EXIT_STORAGE_FAILED if failed else 1
     finally:
         where.close()
 
@@ -273,6 +279,8 @@ def _run(
     watchdog = _Watchdog(config.stop_timeout_s)
     clean = daemon.close()
     watchdog.cancel()
+    if engine.failure is not None:  # and what was dirty was to be discarded
+        return EXIT_STORAGE_FAILED
     log.info("stopped", clean=clean)
     return 0 if clean else EXIT_NOT_CLEAN
 

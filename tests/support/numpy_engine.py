@@ -63,6 +63,7 @@ class NumpyEngine:
         self.before_update: Callable[[], None] = lambda: None
         self.before_gather: Callable[[], None] = lambda: None
         self.update_calls = 0
+        self.failure: str | None = None
         self.stopped: bool | None = None  # whether the stop discarded
         self._lock = threading.RLock()
         self._ids = itertools.count(1)

@@ -667,7 +667,7 @@ class WatchStatsReply(_message.Message):
     def __init__(self, stats: _Optional[_Union[StatsReply, _Mapping]] = ...) -> None: ...
 
 class Totals(_message.Message):
-    __slots__ = ("pid", "server_version", "uptime_s", "state", "data_dir", "store_id", "engine_epoch", "addresses", "cache_bytes", "cache_used_bytes", "slabs", "slabs_free", "frames", "frames_dirty", "location_bytes", "arena_bytes", "space_bytes", "rss_anonymous_bytes", "rss_shared_bytes", "rss_file_bytes", "segments", "disk_bytes", "disk_free_bytes", "bytes_read", "bytes_written", "page_cache_bytes", "direct_io", "drain_s", "needed_bytes", "bytes_compacted", "segments_compacted", "disk_bytes_written", "disk_bytes_written_per_s", "process_bytes_written", "rows_prefetched", "reads_shared", "rows_updated", "requests", "errors")
+    __slots__ = ("pid", "server_version", "uptime_s", "state", "data_dir", "store_id", "engine_epoch", "addresses", "cache_bytes", "cache_used_bytes", "slabs", "slabs_free", "frames", "frames_dirty", "location_bytes", "arena_bytes", "space_bytes", "rss_anonymous_bytes", "rss_shared_bytes", "rss_file_bytes", "segments", "disk_bytes", "disk_free_bytes", "bytes_read", "bytes_written", "page_cache_bytes", "direct_io", "drain_s", "needed_bytes", "bytes_compacted", "segments_compacted", "disk_bytes_written", "disk_bytes_written_per_s", "process_bytes_written", "rows_prefetched", "reads_shared", "rows_updated", "failure", "requests", "errors")
     PID_FIELD_NUMBER: _ClassVar[int]
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
@@ -705,6 +705,7 @@ class Totals(_message.Message):
     ROWS_PREFETCHED_FIELD_NUMBER: _ClassVar[int]
     READS_SHARED_FIELD_NUMBER: _ClassVar[int]
     ROWS_UPDATED_FIELD_NUMBER: _ClassVar[int]
+    FAILURE_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     ERRORS_FIELD_NUMBER: _ClassVar[int]
     pid: int
@@ -744,9 +745,10 @@ class Totals(_message.Message):
     rows_prefetched: int
     reads_shared: int
     rows_updated: int
+    failure: str
     requests: int
     errors: int
-    def __init__(self, pid: _Optional[int] = ..., server_version: _Optional[str] = ..., uptime_s: _Optional[float] = ..., state: _Optional[str] = ..., data_dir: _Optional[str] = ..., store_id: _Optional[bytes] = ..., engine_epoch: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ..., cache_bytes: _Optional[int] = ..., cache_used_bytes: _Optional[int] = ..., slabs: _Optional[int] = ..., slabs_free: _Optional[int] = ..., frames: _Optional[int] = ..., frames_dirty: _Optional[int] = ..., location_bytes: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., space_bytes: _Optional[int] = ..., rss_anonymous_bytes: _Optional[int] = ..., rss_shared_bytes: _Optional[int] = ..., rss_file_bytes: _Optional[int] = ..., segments: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., bytes_read: _Optional[int] = ..., bytes_written: _Optional[int] = ..., page_cache_bytes: _Optional[int] = ..., direct_io: bool = ..., drain_s: _Optional[float] = ..., needed_bytes: _Optional[int] = ..., bytes_compacted: _Optional[int] = ..., segments_compacted: _Optional[int] = ..., disk_bytes_written: _Optional[int] = ..., disk_bytes_written_per_s: _Optional[float] = ..., process_bytes_written: _Optional[int] = ..., rows_prefetched: _Optional[int] = ..., reads_shared: _Optional[int] = ..., rows_updated: _Optional[int] = ..., requests: _Optional[int] = ..., errors: _Optional[int] = ...) -> None: ...
+    def __init__(self, pid: _Optional[int] = ..., server_version: _Optional[str] = ..., uptime_s: _Optional[float] = ..., state: _Optional[str] = ..., data_dir: _Optional[str] = ..., store_id: _Optional[bytes] = ..., engine_epoch: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ..., cache_bytes: _Optional[int] = ..., cache_used_bytes: _Optional[int] = ..., slabs: _Optional[int] = ..., slabs_free: _Optional[int] = ..., frames: _Optional[int] = ..., frames_dirty: _Optional[int] = ..., location_bytes: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., space_bytes: _Optional[int] = ..., rss_anonymous_bytes: _Optional[int] = ..., rss_shared_bytes: _Optional[int] = ..., rss_file_bytes: _Optional[int] = ..., segments: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., bytes_read: _Optional[int] = ..., bytes_written: _Optional[int] = ..., page_cache_bytes: _Optional[int] = ..., direct_io: bool = ..., drain_s: _Optional[float] = ..., needed_bytes: _Optional[int] = ..., bytes_compacted: _Optional[int] = ..., segments_compacted: _Optional[int] = ..., disk_bytes_written: _Optional[int] = ..., disk_bytes_written_per_s: _Optional[float] = ..., process_bytes_written: _Optional[int] = ..., rows_prefetched: _Optional[int] = ..., reads_shared: _Optional[int] = ..., rows_updated: _Optional[int] = ..., failure: _Optional[str] = ..., requests: _Optional[int] = ..., errors: _Optional[int] = ...) -> None: ...
 
 class TableStats(_message.Message):
     __slots__ = ("table", "owner", "rows_touched", "frames", "frames_dirty", "segments", "disk_bytes", "bytes_read", "bytes_written", "hits", "misses", "first_touches", "updates", "rows_updated", "rows_per_s", "update_latency", "broken", "needed_bytes", "bytes_compacted", "segments_compacted", "rows_prefetched", "reads_shared")

@@ -40,6 +40,8 @@ def status(stats: pb.StatsReply, address: str, drive_tbw: float = DRIVE_TBW) -> 
         ("wear", _wear(total, drive_tbw)),
         ("stop", f"an orderly stop would need about {format_duration(total.drain_s)}"),
     ]  # fmt: skip
+    if total.failure:
+        rows.insert(0, ("failed", total.failure))
     broken = [row.table.table.id for row in stats.tables if row.broken]
     if broken:
         rows.append(("broken", f"tables {', '.join(map(str, broken))}: drop them"))

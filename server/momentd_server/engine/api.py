@@ -145,6 +145,8 @@ class EngineTotals:
     rows_prefetched: int = 0
     reads_shared: int = 0
     rows_updated: int = 0
+    # State "failed": what happened and what to do.
+    failure: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +191,14 @@ class Engine(Protocol):
     @property
     def sessions(self) -> Sessions:
         """The registry; restored from the catalog by the engine's start, saved by its stop."""
+        ...
+
+    @property
+    def failure(self) -> str | None:
+        """What happened and what to do, after a sync failed; None before.
+
+        It is final: whatever would change something raises StorageFailed, reads go on.
+        """
         ...
 
     def open_table(

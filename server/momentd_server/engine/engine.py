@@ -53,6 +53,7 @@ from momentd_wire.errors import (
     RowOutOfRange,
     SessionNotFound,
     StateRolledBack,
+    StorageFailed,
     TableInUse,
 )
 
@@ -93,7 +94,9 @@ class LocalEngine:
         self._space = space
         self._words = space.words.view(np.int64)
         self._lane = Lane()
-        self._store = SegmentStore(datadir, catalog.allocate_segment)
+        self._failure = catalog.failure
+        self._failure.keep_in(space.header)
+        self._store = SegmentStore(datadir, catalog.allocate_segment, self._failure)
         self._readers = ReadPool(config.read_threads)
         self._pool = Pool(config.worker_threads)
         self._stock = SlabStock(space)
@@ -123,6 +126,8 @@ class LocalEngine:
         self._direct_io = files.takes_direct_io(datadir.path)
         self._scratches = Scratches()
         self._prefetcher = Prefetcher(self._toucher, self._in_table)
+        # Whoever waits for frames need not wait any longer.
+        self._failure.when_it_fails(self._toucher.notify)
         self._work = threading.Condition()  # guards the two fields below
         self._requests = 0
         self.state: State = "starting"
@@ -186,6 +191,7 @@ class LocalEngine:
             self._cleaner.stop()
             self._stock.stop()
             if not discard:
+                self._failure.refuse()
                 self.tables.flush_all(final=True)
                 saved = [Put(record) for record in self.sessions.save()]
                 self._catalog.commit([*saved, Stopped()])
@@ -200,6 +206,10 @@ class LocalEngine:
         self._datadir.close()
         self._space.close()
 
+    @property
+    def failure(self) -> str | None:
+        return self._failure.text
+
     def _all_tables(self) -> list[Table]:
         return self.tables.all()
 
@@ -207,12 +217,15 @@ class LocalEngine:
         self._toucher.notify()
 
     @contextlib.contextmanager
-    def _request(self) -> Generator[None]:
+    def _request(self, *, reads: bool = False) -> Generator[None]:
+        """A request in work. After a failed sync only such as read: what they read is checked."""
         with self._work:
             if self.state not in ("serving", "starting"):
                 raise DaemonUnavailable(
                     "the daemon is stopping: nothing was changed; try again when it is back"
                 )
+            if not reads:
+                self._failure.refuse()
             self._requests += 1
         try:
             yield
@@ -290,8 +303,9 @@ class LocalEngine:
             raise
 
     def end_session(self, session_id: bytes) -> None:
-        with contextlib.suppress(DaemonUnavailable), self._request():
-            # While stopping, its tables are dropped by the next start: the session is not saved.
+        with contextlib.suppress(DaemonUnavailable, StorageFailed), self._request():
+            # While stopping, or after a failed sync, its tables are dropped by the next start: the
+            # session is not saved.
             self._drop_tables_of(session_id)
 
     def _drop_tables_of(self, session_id: bytes) -> None:
@@ -418,7 +432,7 @@ class LocalEngine:
         self, *, id: int, generation: int, rows: Rows | None, range: tuple[int, int] | None,  # noqa: A002
         fields: Sequence[str], outs: Sequence[np.ndarray] | None,
     ) -> GatherOutcome:  # fmt: skip
-        with self._request(), self._entered([(id, generation)]) as (table,):
+        with self._request(reads=True), self._entered([(id, generation)]) as (table,):
             wanted = _wanted_rows(table, rows, range)
             chosen = _fields(table.schema, fields)
             specs = [table.schema.fields[k] for k in chosen]
@@ -550,7 +564,8 @@ class LocalEngine:
         segments = {s.id: s for table in tables for s in list(table.segments.values())}
         dirty_bytes = sum(t.dirty * t.geometry.record_bytes for t in tables)
         return EngineTotals(
-            state=self.state,
+            state="failed" if self.failure and self.state == "serving" else self.state,
+            failure=self.failure or "",
             cache_bytes=self._config.cache_bytes,
             cache_used_bytes=self._stock.populated * SLAB_BYTES,
             slabs=self._stock.total,

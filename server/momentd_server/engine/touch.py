@@ -270,6 +270,7 @@ class Toucher:
         return self._in_flight == 0 and self._cache.nothing_to_clean()
 
     def _wait(self, events: int, stuck: bool, waited_s: float) -> None:
+        self._store.failure.refuse()
         failure = self._cleaner.failure
         if failure is not None and waited_s > 0.5:
             raise type(failure)(failure.message, **failure.details)

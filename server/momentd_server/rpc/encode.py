@@ -70,6 +70,7 @@ def engine_totals(totals: EngineTotals) -> pb.Totals:
     """The engine's share of the totals; the caller adds what concerns the process."""
     return pb.Totals(
         state=totals.state,
+        failure=totals.failure,
         cache_bytes=totals.cache_bytes,
         cache_used_bytes=totals.cache_used_bytes,
         slabs=totals.slabs,

@@ -73,6 +73,10 @@ class GrpcPlane:
         self._server.start()
         self._set_health(health_pb2.HealthCheckResponse.SERVING)
 
+    def say_failed(self) -> None:
+        """Health is "not serving" from now on; calls are answered all the same."""
+        self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+
     def close(self, deadline_s: float) -> bool:
         """Say "not serving", end streams, finish calls in work until `deadline_s` (monotonic).
 

@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 from momentd_server.storage import records
 from momentd_server.storage.catalog_file import CatalogFile, Kind, Write
 from momentd_server.storage.datadir import DataDir
+from momentd_server.storage.failure import StorageFailure
 from momentd_server.storage.location import GENERATION_SHIFT
 from momentd_server.storage.records import Manifest, SessionRecord, StreamRecord, TableRecord
 from momentd_wire.errors import MomentdError, SchemaMismatch, StorageFailed
@@ -81,12 +82,12 @@ class Catalog:
     """All methods are thread-safe and block until what they did is durable."""
 
     def __init__(self, file: CatalogFile, state: _State) -> None:
+        self.failure = StorageFailure()  # shared with the segments
         self._file = file
         self._state = state
         # Nothing was served since the last orderly stop: what the catalog says is complete.
         self.stopped_in_order = state.reserved.get("stopped") == state.reserved.get("epoch", 0)
         self._next = {counter: state.reserved.get(counter, 1) for counter in _BLOCKS}
-        self._failed: str | None = None
         self._lock = threading.Lock()  # guards the dicts of _state and _next
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="catalog-writer")
 
@@ -153,14 +154,12 @@ class Catalog:
         return self._writer.submit(work).result()
 
     def _write(self, writes: Sequence[Write]) -> None:
-        if self._failed is not None:
-            raise StorageFailed(self._failed)
+        self.failure.refuse()
         try:
             self._file.write(writes)
         except StorageFailed as error:
-            # After a failed sync nobody knows what is on disk: only a restart reads it again.
-            self._failed = error.message
-            raise
+            # LMDB does not say whether its sync failed: nobody knows what is on disk.
+            raise self.failure.declare(error.message) from error
 
     def _commit(self, changes: Sequence[Change]) -> None:
         tables = dict(self._state.tables)

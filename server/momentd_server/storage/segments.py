@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final
 
 import numpy as np
 
@@ -18,8 +18,9 @@ from momentd_server.storage import format as layout
 from momentd_server.storage.datadir import DataDir
 from momentd_server.storage.descriptors import Descriptors, Pins
 from momentd_server.storage.diskio import aligned_buffer
+from momentd_server.storage.failure import StorageFailure
 from momentd_server.storage.format import BLOCK, SegmentHeader, Trailer
-from momentd_wire.errors import CorruptRecord, InternalError, MomentdError, StorageFailed
+from momentd_wire.errors import CorruptRecord, InternalError, MomentdError
 
 __all__ = ["LEAST_SEGMENT_BYTES", "Pins", "Segment", "SegmentStore", "Trailer", "fitting_bytes"]
 
@@ -71,9 +72,14 @@ def fitting_bytes(needed_bytes: int) -> int:
 class SegmentStore:
     """All segment files of a data directory. Thread-safe, but for appends to one segment."""
 
-    def __init__(self, datadir: DataDir, allocate_id: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        datadir: DataDir,
+        allocate_id: Callable[[], int],
+        failure: StorageFailure | None = None,
+    ) -> None:
         self.datadir = datadir
-        self.failed: str | None = None  # the first failed sync; final
+        self.failure = failure or StorageFailure()  # the catalog's too, if it is given
         # Bytes handed to the disk, headers and trailers included.
         self.written = Rate(seconds=_WRITTEN_S)
         self._allocate_id = allocate_id
@@ -88,7 +94,7 @@ class SegmentStore:
 
     def create(self, family_id: int, layout_id: int, record_bytes: int) -> Segment:
         """A new empty segment with its header on disk. Raises OutOfSpace, StorageFailed."""
-        self._refuse_after_failure()
+        self.failure.refuse()
         segment_id = self._allocate_id()
         header = SegmentHeader(
             self.datadir.store_id, family_id, segment_id, layout_id, record_bytes
@@ -204,7 +210,7 @@ class SegmentStore:
         rows int64[n], versions uint64[n], hashes uint64[n]; digest_delta: sum of new - old hashes.
         On OutOfSpace and StorageFailed `fill` is unchanged and the batch does not exist.
         """
-        self._refuse_after_failure()
+        self.failure.refuse()
         if not segment.has_room(rows.size) or rows.size == 0:
             raise InternalError(
                 f"a batch of {rows.size} records does not fit segment {segment.id} "
@@ -251,13 +257,13 @@ class SegmentStore:
         success the next time, so it is never tried again. A file that is unlinked meanwhile is
         left out: nobody needs it.
         """
-        self._refuse_after_failure()
+        self.failure.refuse()
         for segment in segments:
             if segment.fill > segment.durable:
                 try:
                     self._sync_file(segment)
                 except MomentdError:
-                    if self.failed is not None or self.knows(segment.id):
+                    if self.failure.text is not None or self.knows(segment.id):
                         raise
         with self._syncing:
             self._sync_directories()
@@ -275,7 +281,8 @@ class SegmentStore:
             if folders:
                 files.sync_directory(self.datadir.families_path)
         except OSError as error:
-            self._fail(f"cannot sync {self.datadir.families_path}: {error.strerror}", error)
+            what = f"cannot sync {self.datadir.families_path}: {error.strerror}"
+            raise self.failure.declare(what) from error
 
     def _sync_file(self, segment: Segment) -> None:
         fill = segment.fill
@@ -283,17 +290,9 @@ class SegmentStore:
             try:
                 os.fdatasync(int(pins.fds[0]))
             except OSError as error:
-                self._fail(f"cannot sync {self.path(segment)}: {error.strerror}", error)
+                what = f"cannot sync {self.path(segment)}: {error.strerror}"
+                raise self.failure.declare(what) from error
         segment.durable = max(segment.durable, fill)
-
-    def _fail(self, text: str, error: OSError) -> NoReturn:
-        if self.failed is None:
-            self.failed = f"{text}; check the disk (dmesg), then restart the daemon"
-        raise StorageFailed(self.failed) from error
-
-    def _refuse_after_failure(self) -> None:
-        if self.failed is not None:
-            raise StorageFailed(self.failed)
 
     # -- reading ----------------------------------------------------------------------------
 

@@ -143,7 +143,7 @@ def test_a_failed_write_leaves_the_segment_as_it_was(store, monkeypatch, code, e
         write_batch(store, segment, range(50), seed=1)
     monkeypatch.undo()
     assert segment.fill == fill
-    assert store.failed is None
+    assert store.failure.text is None
     again = write_batch(store, segment, [9], seed=2)  # over the torn one
     assert again.first_offset == fill
     assert [t.rows.tolist() for t in store.read_trailers(segment)] == [[9], [1, 2, 3]]
@@ -224,7 +224,7 @@ def test_a_failed_sync_is_final(store, monkeypatch):
         lambda: write_batch(store, segment, [2]),
         lambda: store.create(FAMILY, LAYOUT, 1024),
     ):
-        with pytest.raises(StorageFailed, match="restart the daemon"):
+        with pytest.raises(StorageFailed, match="start it again"):
             attempt()
     assert len(list(store.read_trailers(segment))) == 1  # reading goes on
 
