@@ -20,15 +20,16 @@ from typing import Final
 
 from momentd_server.config import VERSION, ServeConfig
 from momentd_server.engine.api import Engine
+from momentd_server.engine.arenas import ArenaBudget
+from momentd_server.keeper import Kept, KeptByKeeper
 from momentd_server.obs import logs
 from momentd_server.obs.logs import log
-from momentd_server.rpc.arena import ArenaBudget
 from momentd_server.rpc.dispatcher import Dispatcher
 from momentd_server.rpc.grpc_plane import GrpcPlane
 from momentd_server.rpc.local import LocalPlane
 from momentd_server.rpc.socket_path import SocketPath
 from momentd_server.rpc.stats import StatsSource
-from momentd_wire.errors import CorruptRecord, MomentdError, StorageFailed
+from momentd_wire.errors import CorruptRecord, Incompatible, MomentdError, StorageFailed
 from momentd_wire.units import format_bytes
 
 HOUSEKEEPING_S: Final = 1.0
@@ -36,12 +37,16 @@ HOUSEKEEPING_S: Final = 1.0
 EXIT_NOT_CLEAN: Final = 3
 # Of one that met a failed sync: starting it again by itself would hide that from people.
 EXIT_STORAGE_FAILED: Final = 4
+# Of an engine whose code is not its keeper's: no other one can take its memory over.
+EXIT_OTHER_CODE: Final = 5
 
 
 class Daemon:
     """All parts of one daemon over an engine. Made serving by `open`; used by tests as well."""
 
-    def __init__(self, config: ServeConfig, engine: Engine, where: SocketPath) -> None:
+    def __init__(
+        self, config: ServeConfig, engine: Engine, where: SocketPath, kept: Kept | None = None
+    ) -> None:
         """Binds what can fail. Raises DaemonUnavailable or InvalidArgument."""
         self._config = config
         self._engine = engine
@@ -49,15 +54,19 @@ class Daemon:
         self._discard = False
         self._closed = threading.Event()
         self._used_at_s = time.monotonic()
+        kept = kept or Kept()
         budget = ArenaBudget(
-            session_bytes=config.arena_bytes, total_bytes=config.arenas_total_bytes
+            session_bytes=config.arena_bytes, total_bytes=config.arenas_total_bytes, kept=kept
         )
-        stats = StatsSource(addresses=self.addresses, arena_bytes=lambda: budget.used_bytes)
+        for session in engine.sessions.all():
+            budget.adopt(session)
+        stats = StatsSource(kept, addresses=self.addresses, arena_bytes=lambda: budget.used_bytes)
         self._dispatcher = Dispatcher(engine, config, stats=stats, request_stop=self.ask_stop)
         self._local = LocalPlane(
             self._dispatcher,
             where,
             budget,
+            kept,
             allow_uids=config.allow_uids,
             max_connections=config.max_sessions,
         )
@@ -146,18 +155,24 @@ class Report:
 
     as_json: bool = False
 
-    def ready(self, daemon: Daemon, config: ServeConfig, started_s: float) -> None:
+    def ready(self, daemon: Daemon, config: ServeConfig, kept: Kept, started_s: float) -> None:
+        if kept.restarts:
+            log.warning(
+                "serving_again", restarts=kept.restarts,
+                seconds=round(time.monotonic() - started_s, 3),
+            )  # fmt: skip
+            return
         facts = {
             "event": "serving",
             "version": VERSION,
-            "pid": os.getpid(),
+            "pid": kept.pid,
             "cache_bytes": config.cache_bytes,
             "data_dir": str(config.data_dir),
             "addresses": daemon.addresses,
             "seconds": round(time.monotonic() - started_s, 3),
         }
         text = (
-            f"momentd {VERSION} serves at {config.address} (pid {os.getpid()}, cache "
+            f"momentd {VERSION} serves at {config.address} (pid {kept.pid}, cache "
             f"{format_bytes(config.cache_bytes)}, data {config.data_dir})"
         )
         self._print(json.dumps(facts) if self.as_json else text, sys.stdout)
@@ -201,7 +216,7 @@ class Signals:
             self._stop()
 
 
-def start_engine(config: ServeConfig, report: Report) -> Engine:
+def start_engine(config: ServeConfig, report: Report, kept: Kept) -> Engine:
     """Open the store with its kernels ready. Says when a compiler has to run first."""
     from momentd_server import jit
     from momentd_server.engine.engine import LocalEngine
@@ -215,34 +230,41 @@ def start_engine(config: ServeConfig, report: Report) -> Engine:
         )
         jit.warm_up(lambda name, done, total: report.progress(f"momentd: kernels {done}/{total}"))
 
-    return LocalEngine.start(config, warm_up)
+    return LocalEngine.start(config, warm_up, kept)
 
 
 def serve(
     config: ServeConfig,
     *,
     as_json: bool = False,
-    start: Callable[[ServeConfig, Report], Engine] = start_engine,
+    start: Callable[[ServeConfig, Report, Kept], Engine] = start_engine,
+    kept: Kept | None = None,
 ) -> int:
-    """Run a daemon in the calling (main) thread until it is told to stop; returns the exit code.
+    """Run an engine in the calling (main) thread until it is told to stop; returns the exit code.
 
-    0: stopped in order. 1: could not start. 3: requests in work did not end in time. 4: the disk
-    failed: nothing was made durable since.
+    `kept`: what an earlier engine of the same keeper has left. 0: stopped in order. 1: could not
+    start. 3: requests in work did not end in time. 4: the disk failed: nothing was made durable
+    since.
     """
     started_s = time.monotonic()
     logs.configure()
-    report, signals = Report(as_json), Signals()
+    report, signals, kept = Report(as_json), Signals(), kept or Kept()
+    path = Path(config.address.target)
     try:
-        where = SocketPath(Path(config.address.target), shared=bool(config.allow_uids))
+        where = SocketPath(
+            path, shared=bool(config.allow_uids), lock_fd=kept.take("address"), pid=kept.pid
+        )
     except MomentdError as error:
         report.progress(f"momentd: {error}")
         return 1
+    kept.keep("address", where.lock_fd)
     try:
-        engine = start(config, report)
+        engine = start(config, report, kept)
         try:
             return _run(
-                config, engine, where, signals, lambda d: report.ready(d, config, started_s)
-            )
+                config, engine, where, signals, kept,
+                lambda daemon: report.ready(daemon, config, kept, started_s),
+            )  # fmt: skip
         finally:
             engine.close()
     except MomentdError as error:
@@ -258,10 +280,11 @@ def _run(
     engine: Engine,
     where: SocketPath,
     signals: Signals,
+    kept: Kept,
     ready: Callable[[Daemon], None],
 ) -> int:
     try:
-        daemon = Daemon(config, engine, where)
+        daemon = Daemon(config, engine, where, kept)
     except BaseException:
         engine.stop()
         raise
@@ -273,9 +296,14 @@ def _run(
         daemon.close()
         raise
     signals(daemon.ask_stop)
+    kept.watch(daemon.ask_stop)
+    if kept.stop_asked:
+        daemon.ask_stop()
     log.info("serving", addresses=daemon.addresses, cache_bytes=config.cache_bytes, version=VERSION)
     ready(daemon)
+    kept.serving()
     daemon.wait()
+    kept.ending(EXIT_NOT_CLEAN)
     watchdog = _Watchdog(config.stop_timeout_s)
     clean = daemon.close()
     watchdog.cancel()
@@ -300,3 +328,21 @@ class _Watchdog:
     def _expire(self) -> None:
         log.error("stop_timed_out", hint="what was dirty is lost; raise --stop-timeout")
         os._exit(EXIT_NOT_CLEAN)
+
+
+def main() -> int:
+    """`python -m momentd_server.app CHANNEL LIFELINE`: an engine, as the keeper starts it."""
+    try:
+        kept = KeptByKeeper(int(sys.argv[1]), int(sys.argv[2]))
+    except Incompatible as error:
+        Report().progress(f"momentd: {error}")
+        return EXIT_OTHER_CODE
+    code = serve(kept.config, as_json=kept.as_json, kept=kept)
+    # What could not be started again is tried again: what it failed for may pass.
+    if code != 1 or not kept.restarts:
+        kept.ending(code)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import metadata
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from momentd_wire import addresses
 from momentd_wire.addresses import Address
@@ -125,6 +125,30 @@ class ServeConfig:
                 f"the token has {len(self.token)} characters, the least is {MIN_TOKEN_BYTES}: "
                 "make one with `openssl rand -hex 32`"
             )
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON can carry it."""
+        tls = self.tls and {
+            name: str(path) for name in ("certificate", "key", "client_ca")
+            if (path := getattr(self.tls, name)) is not None
+        }  # fmt: skip
+        return {f.name: getattr(self, f.name) for f in fields(self)} | {
+            "data_dir": str(self.data_dir), "address": str(self.address),
+            "listen": [str(at) for at in self.listen], "tls": tls,
+            "allow_uids": sorted(self.allow_uids),
+        }  # fmt: skip
+
+    @classmethod
+    def of(cls, plain: dict[str, Any]) -> ServeConfig:
+        """The reverse of `plain`."""
+        tls: dict[str, str] | None = plain["tls"]
+        changed: dict[str, Any] = {
+            "data_dir": Path(plain["data_dir"]), "address": addresses.parse(plain["address"]),
+            "listen": tuple(map(addresses.parse, plain["listen"])),
+            "tls": tls and Tls(**{name: Path(path) for name, path in tls.items()}),
+            "allow_uids": frozenset(plain["allow_uids"]),
+        }  # fmt: skip
+        return cls(**{**plain, **changed})
 
     @property
     def worker_threads(self) -> int:

@@ -57,7 +57,9 @@ def main() -> int:
             config = replace(config, **{name: float(_SETTINGS[name])})
     if _SETTINGS.get("auto"):
         config = replace(config, auto_started=True)
-    return app.serve(config, as_json=True, start=lambda config, _: SavingEngine(config))
+    return app.serve(
+        config, as_json=True, start=lambda config, _report, _kept: SavingEngine(config)
+    )
 
 
 if __name__ == "__main__":

@@ -152,7 +152,9 @@ class NumpyEngine:
 
     # ------------------------------------------------------------------------------ rows
 
-    def update(self, tables: Sequence[TableBatch], progress=None) -> list[TableOutcome]:
+    def update(
+        self, tables: Sequence[TableBatch], progress=None, ticket=None, encode=None
+    ) -> list[TableOutcome]:
         self._check_serving()
         # Private copies before any check: the originals are a client's memory.
         rows = [batch.rows.copy() for batch in tables]
@@ -166,6 +168,8 @@ class NumpyEngine:
                 outcomes.append(self._apply(batch, ids))
                 if progress is not None:
                     progress(index, outcomes[-1].rows, outcomes[-1].rows)
+            if encode is not None:
+                encode(outcomes)
             return outcomes
 
     def _check(self, batch: TableBatch, ids: np.ndarray) -> None:
@@ -238,7 +242,9 @@ class NumpyEngine:
                 values = [_into(out, value) for out, value in zip(outs, values, strict=True)]
             return GatherOutcome(table.view.step, table.view.update_number, specs, values)
 
-    def scatter(self, *, id, generation, rows, range, fields, values, step):
+    def scatter(
+        self, *, id, generation, rows, range, fields, values, step, ticket=None, encode=None
+    ):
         self._check_serving()
         ids = rows.copy() if rows is not None else np.arange(range[0], sum(range))
         with self._lock:
@@ -252,6 +258,8 @@ class NumpyEngine:
             new_step = table.view.step if step is None else step
             number = table.view.update_number + 1
             table.view = replace(table.view, step=new_step, update_number=number)
+            if encode is not None:
+                encode(new_step, number)
             return new_step, number
 
     def prefetch(self, *, id, generation, rows) -> int:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -46,10 +47,38 @@ class RealDaemon:
         assert self.process is not None
         return self.process.pid
 
+    @property
+    def engine_pid(self) -> int:
+        """Of the process that does the work; the other one keeps its memory."""
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        assert len(children) == 1, children
+        return int(children[0])
+
+    def kill_engine(self) -> int:
+        """Returns the pid that was killed."""
+        pid = self.engine_pid
+        os.kill(pid, signal.SIGKILL)
+        return pid
+
+    def crash(self) -> None:
+        """Keeper and engine die together, as with the machine: no memory is left."""
+        assert self.process is not None
+        os.kill(self.pid, signal.SIGSTOP)  # so that it starts no other engine in between
+        engine = self.engine_pid
+        os.kill(engine, signal.SIGKILL)
+        os.kill(self.pid, signal.SIGKILL)
+        self.errors = self.process.communicate(timeout=60)[1]
+        self.process = None
+        while Path(f"/proc/{engine}").exists():
+            time.sleep(0.01)
+
     def end(self, signal_number: int = signal.SIGTERM) -> int:
         """Signal it and wait; returns its exit code."""
         if self.process is None:
             return 0
+        if self.process.poll() is None and signal_number == signal.SIGKILL:
+            self.crash()
+            return -signal.SIGKILL
         if self.process.poll() is None:
             os.kill(self.process.pid, signal_number)
         self.errors = self.process.communicate(timeout=60)[1]

@@ -65,6 +65,8 @@ class Call:
         self.reply: pb.Reply | None = None
         # table index -> distinct rows finished so far.
         self.progress: dict[int, int] = {}
+        # How many engines had taken the connection over when it was posted last (local plane).
+        self.takeovers = 0
         # What the gRPC plane has in work.
         self.attempt: Any = None
         # Held; released to wake a thread that waits while another one reads. A bare lock: an

@@ -66,6 +66,9 @@ class LocalTransport:
         # {0: thread id} while a thread reads. Taken by setdefault, which is atomic; a thread that
         # an exception threw out of reading still has the role when it comes back.
         self._reader: dict[int, int] = {}
+        # How often another engine has taken this connection over. Calls posted before that are
+        # posted again: what the last engine had read is lost.
+        self._takeovers = 0
         # When the reader last showed that it is there (monotonic clock).
         self._read_at_s = 0.0
         self._arenas: tuple[Arena, ...] = ()
@@ -97,6 +100,7 @@ class LocalTransport:
         if len(packet) > self._packet_bytes:
             packet = self._oversize(number, packet)
         sent: list[int] = []
+        call.takeovers = self._takeovers
         try:
             self._calls[number] = call
             self._send(packet, sent)
@@ -147,6 +151,8 @@ class LocalTransport:
         seen = dict(call.progress)
         thread = threading.get_ident()
         while call.reply is None and call.progress == seen:
+            if call.takeovers != self._takeovers:
+                self.post(call)
             try:
                 if self._reader.setdefault(0, thread) == thread:
                     self._read(call, seen)
@@ -176,6 +182,8 @@ class LocalTransport:
                     self._deliver(self._inbox[0])
                     self._inbox.popleft()
             if call.reply is not None or call.progress != seen:
+                return
+            if call.takeovers != self._takeovers:
                 return
             if self.lost:
                 raise ConnectionLost("the daemon closed the connection")
@@ -230,6 +238,11 @@ class LocalTransport:
             self.lost = True
             return
         reply = pb.Reply.FromString(data)
+        if reply.HasField("resumed"):
+            self._takeovers += 1
+            for waiting in list(self._calls.values()):
+                _wake(waiting)
+            return
         if reply.WhichOneof("result") == "fragment":
             parts = self._fragments.setdefault(reply.id, [])
             if not (parts and parts[-1] is data):
@@ -255,6 +268,11 @@ class LocalTransport:
             self._fragments.pop(reply.id, None)
             self._calls.pop(-reply.id, None)
             self._calls.pop(reply.id, None)
+            if self._takeovers:  # it may have been posted more than once
+                for number, other in list(self._calls.items()):
+                    if other is call:
+                        self._calls.pop(-number, None)
+                        self._calls.pop(number, None)
 
     def _map(self, grown: pb.GrowArenaReply, ancillary: list[tuple[int, int, bytes]]) -> None:
         """Map a new arena at once, whoever asked for it: the daemon counts it from now on."""

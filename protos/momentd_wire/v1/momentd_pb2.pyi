@@ -667,7 +667,7 @@ class WatchStatsReply(_message.Message):
     def __init__(self, stats: _Optional[_Union[StatsReply, _Mapping]] = ...) -> None: ...
 
 class Totals(_message.Message):
-    __slots__ = ("pid", "server_version", "uptime_s", "state", "data_dir", "store_id", "engine_epoch", "addresses", "cache_bytes", "cache_used_bytes", "slabs", "slabs_free", "frames", "frames_dirty", "location_bytes", "arena_bytes", "space_bytes", "rss_anonymous_bytes", "rss_shared_bytes", "rss_file_bytes", "segments", "disk_bytes", "disk_free_bytes", "bytes_read", "bytes_written", "page_cache_bytes", "direct_io", "drain_s", "needed_bytes", "bytes_compacted", "segments_compacted", "disk_bytes_written", "disk_bytes_written_per_s", "process_bytes_written", "rows_prefetched", "reads_shared", "rows_updated", "failure", "requests", "errors")
+    __slots__ = ("pid", "server_version", "uptime_s", "state", "data_dir", "store_id", "engine_epoch", "addresses", "cache_bytes", "cache_used_bytes", "slabs", "slabs_free", "frames", "frames_dirty", "location_bytes", "arena_bytes", "space_bytes", "rss_anonymous_bytes", "rss_shared_bytes", "rss_file_bytes", "segments", "disk_bytes", "disk_free_bytes", "bytes_read", "bytes_written", "page_cache_bytes", "direct_io", "drain_s", "needed_bytes", "bytes_compacted", "segments_compacted", "disk_bytes_written", "disk_bytes_written_per_s", "process_bytes_written", "rows_prefetched", "reads_shared", "rows_updated", "failure", "engine_pid", "engine_restarts", "requests", "errors")
     PID_FIELD_NUMBER: _ClassVar[int]
     SERVER_VERSION_FIELD_NUMBER: _ClassVar[int]
     UPTIME_S_FIELD_NUMBER: _ClassVar[int]
@@ -706,6 +706,8 @@ class Totals(_message.Message):
     READS_SHARED_FIELD_NUMBER: _ClassVar[int]
     ROWS_UPDATED_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_PID_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_RESTARTS_FIELD_NUMBER: _ClassVar[int]
     REQUESTS_FIELD_NUMBER: _ClassVar[int]
     ERRORS_FIELD_NUMBER: _ClassVar[int]
     pid: int
@@ -746,9 +748,11 @@ class Totals(_message.Message):
     reads_shared: int
     rows_updated: int
     failure: str
+    engine_pid: int
+    engine_restarts: int
     requests: int
     errors: int
-    def __init__(self, pid: _Optional[int] = ..., server_version: _Optional[str] = ..., uptime_s: _Optional[float] = ..., state: _Optional[str] = ..., data_dir: _Optional[str] = ..., store_id: _Optional[bytes] = ..., engine_epoch: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ..., cache_bytes: _Optional[int] = ..., cache_used_bytes: _Optional[int] = ..., slabs: _Optional[int] = ..., slabs_free: _Optional[int] = ..., frames: _Optional[int] = ..., frames_dirty: _Optional[int] = ..., location_bytes: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., space_bytes: _Optional[int] = ..., rss_anonymous_bytes: _Optional[int] = ..., rss_shared_bytes: _Optional[int] = ..., rss_file_bytes: _Optional[int] = ..., segments: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., bytes_read: _Optional[int] = ..., bytes_written: _Optional[int] = ..., page_cache_bytes: _Optional[int] = ..., direct_io: bool = ..., drain_s: _Optional[float] = ..., needed_bytes: _Optional[int] = ..., bytes_compacted: _Optional[int] = ..., segments_compacted: _Optional[int] = ..., disk_bytes_written: _Optional[int] = ..., disk_bytes_written_per_s: _Optional[float] = ..., process_bytes_written: _Optional[int] = ..., rows_prefetched: _Optional[int] = ..., reads_shared: _Optional[int] = ..., rows_updated: _Optional[int] = ..., failure: _Optional[str] = ..., requests: _Optional[int] = ..., errors: _Optional[int] = ...) -> None: ...
+    def __init__(self, pid: _Optional[int] = ..., server_version: _Optional[str] = ..., uptime_s: _Optional[float] = ..., state: _Optional[str] = ..., data_dir: _Optional[str] = ..., store_id: _Optional[bytes] = ..., engine_epoch: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ..., cache_bytes: _Optional[int] = ..., cache_used_bytes: _Optional[int] = ..., slabs: _Optional[int] = ..., slabs_free: _Optional[int] = ..., frames: _Optional[int] = ..., frames_dirty: _Optional[int] = ..., location_bytes: _Optional[int] = ..., arena_bytes: _Optional[int] = ..., space_bytes: _Optional[int] = ..., rss_anonymous_bytes: _Optional[int] = ..., rss_shared_bytes: _Optional[int] = ..., rss_file_bytes: _Optional[int] = ..., segments: _Optional[int] = ..., disk_bytes: _Optional[int] = ..., disk_free_bytes: _Optional[int] = ..., bytes_read: _Optional[int] = ..., bytes_written: _Optional[int] = ..., page_cache_bytes: _Optional[int] = ..., direct_io: bool = ..., drain_s: _Optional[float] = ..., needed_bytes: _Optional[int] = ..., bytes_compacted: _Optional[int] = ..., segments_compacted: _Optional[int] = ..., disk_bytes_written: _Optional[int] = ..., disk_bytes_written_per_s: _Optional[float] = ..., process_bytes_written: _Optional[int] = ..., rows_prefetched: _Optional[int] = ..., reads_shared: _Optional[int] = ..., rows_updated: _Optional[int] = ..., failure: _Optional[str] = ..., engine_pid: _Optional[int] = ..., engine_restarts: _Optional[int] = ..., requests: _Optional[int] = ..., errors: _Optional[int] = ...) -> None: ...
 
 class TableStats(_message.Message):
     __slots__ = ("table", "owner", "rows_touched", "frames", "frames_dirty", "segments", "disk_bytes", "bytes_read", "bytes_written", "hits", "misses", "first_touches", "updates", "rows_updated", "rows_per_s", "update_latency", "broken", "needed_bytes", "bytes_compacted", "segments_compacted", "rows_prefetched", "reads_shared")
@@ -887,7 +891,7 @@ class Request(_message.Message):
     def __init__(self, id: _Optional[int] = ..., hello: _Optional[_Union[HelloRequest, _Mapping]] = ..., grow_arena: _Optional[_Union[GrowArenaRequest, _Mapping]] = ..., drop_arena: _Optional[_Union[DropArenaRequest, _Mapping]] = ..., open_table: _Optional[_Union[OpenTableRequest, _Mapping]] = ..., get_table: _Optional[_Union[GetTableRequest, _Mapping]] = ..., list_tables: _Optional[_Union[ListTablesRequest, _Mapping]] = ..., drop_table: _Optional[_Union[DropTableRequest, _Mapping]] = ..., clone_table: _Optional[_Union[CloneTableRequest, _Mapping]] = ..., update: _Optional[_Union[UpdateRequest, _Mapping]] = ..., gather: _Optional[_Union[GatherRequest, _Mapping]] = ..., scatter: _Optional[_Union[ScatterRequest, _Mapping]] = ..., prefetch: _Optional[_Union[PrefetchRequest, _Mapping]] = ..., flush: _Optional[_Union[FlushRequest, _Mapping]] = ..., stats: _Optional[_Union[StatsRequest, _Mapping]] = ..., stop: _Optional[_Union[StopRequest, _Mapping]] = ..., oversize: _Optional[_Union[Region, _Mapping]] = ...) -> None: ...
 
 class Reply(_message.Message):
-    __slots__ = ("id", "error", "hello", "grow_arena", "drop_arena", "open_table", "get_table", "list_tables", "drop_table", "clone_table", "update", "gather", "scatter", "prefetch", "flush", "stats", "stop", "progress", "fragment")
+    __slots__ = ("id", "error", "hello", "grow_arena", "drop_arena", "open_table", "get_table", "list_tables", "drop_table", "clone_table", "update", "gather", "scatter", "prefetch", "flush", "stats", "stop", "progress", "fragment", "resumed")
     ID_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
@@ -907,6 +911,7 @@ class Reply(_message.Message):
     STOP_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     FRAGMENT_FIELD_NUMBER: _ClassVar[int]
+    RESUMED_FIELD_NUMBER: _ClassVar[int]
     id: int
     error: Error
     hello: HelloReply
@@ -926,7 +931,16 @@ class Reply(_message.Message):
     stop: StopReply
     progress: UpdateProgress
     fragment: ReplyFragment
-    def __init__(self, id: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., hello: _Optional[_Union[HelloReply, _Mapping]] = ..., grow_arena: _Optional[_Union[GrowArenaReply, _Mapping]] = ..., drop_arena: _Optional[_Union[DropArenaReply, _Mapping]] = ..., open_table: _Optional[_Union[OpenTableReply, _Mapping]] = ..., get_table: _Optional[_Union[GetTableReply, _Mapping]] = ..., list_tables: _Optional[_Union[ListTablesReply, _Mapping]] = ..., drop_table: _Optional[_Union[DropTableReply, _Mapping]] = ..., clone_table: _Optional[_Union[CloneTableReply, _Mapping]] = ..., update: _Optional[_Union[UpdateReply, _Mapping]] = ..., gather: _Optional[_Union[GatherReply, _Mapping]] = ..., scatter: _Optional[_Union[ScatterReply, _Mapping]] = ..., prefetch: _Optional[_Union[PrefetchReply, _Mapping]] = ..., flush: _Optional[_Union[FlushReply, _Mapping]] = ..., stats: _Optional[_Union[StatsReply, _Mapping]] = ..., stop: _Optional[_Union[StopReply, _Mapping]] = ..., progress: _Optional[_Union[UpdateProgress, _Mapping]] = ..., fragment: _Optional[_Union[ReplyFragment, _Mapping]] = ...) -> None: ...
+    resumed: Resumed
+    def __init__(self, id: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., hello: _Optional[_Union[HelloReply, _Mapping]] = ..., grow_arena: _Optional[_Union[GrowArenaReply, _Mapping]] = ..., drop_arena: _Optional[_Union[DropArenaReply, _Mapping]] = ..., open_table: _Optional[_Union[OpenTableReply, _Mapping]] = ..., get_table: _Optional[_Union[GetTableReply, _Mapping]] = ..., list_tables: _Optional[_Union[ListTablesReply, _Mapping]] = ..., drop_table: _Optional[_Union[DropTableReply, _Mapping]] = ..., clone_table: _Optional[_Union[CloneTableReply, _Mapping]] = ..., update: _Optional[_Union[UpdateReply, _Mapping]] = ..., gather: _Optional[_Union[GatherReply, _Mapping]] = ..., scatter: _Optional[_Union[ScatterReply, _Mapping]] = ..., prefetch: _Optional[_Union[PrefetchReply, _Mapping]] = ..., flush: _Optional[_Union[FlushReply, _Mapping]] = ..., stats: _Optional[_Union[StatsReply, _Mapping]] = ..., stop: _Optional[_Union[StopReply, _Mapping]] = ..., progress: _Optional[_Union[UpdateProgress, _Mapping]] = ..., fragment: _Optional[_Union[ReplyFragment, _Mapping]] = ..., resumed: _Optional[_Union[Resumed, _Mapping]] = ...) -> None: ...
+
+class Resumed(_message.Message):
+    __slots__ = ("engine_epoch", "done")
+    ENGINE_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    engine_epoch: int
+    done: _containers.RepeatedCompositeFieldContainer[Sequence]
+    def __init__(self, engine_epoch: _Optional[int] = ..., done: _Optional[_Iterable[_Union[Sequence, _Mapping]]] = ...) -> None: ...
 
 class ReplyFragment(_message.Message):
     __slots__ = ("data", "last")

@@ -10,7 +10,8 @@ import click
 
 from momentd_server import config
 from momentd_server.cli.options import ADDRESS, DURATION, SIZE, Command, json_option, read_token
-from momentd_server.obs import machine
+from momentd_server.keeper import Keeper
+from momentd_server.obs import logs, machine
 from momentd_wire.addresses import Address
 from momentd_wire.units import format_bytes, format_duration
 
@@ -154,10 +155,8 @@ def serve(*, as_json: bool, **options: Any) -> None:
     makes everything durable first.
     """
     settings = build(options)
-    # Kernels are defined when this is imported: not before it is known that the settings are good.
-    from momentd_server import app
-
-    raise SystemExit(app.serve(settings, as_json=as_json))
+    logs.configure()
+    raise SystemExit(Keeper(settings, as_json=as_json).run())
 
 
 def build(options: dict[str, Any]) -> config.ServeConfig:

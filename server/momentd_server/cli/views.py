@@ -18,6 +18,13 @@ _YEAR_S, _DAY_S = 365.25 * 86400, 86400
 DRIVE_TBW = 600.0
 
 
+def _process(total: pb.Totals) -> str:
+    text = f"pid {total.pid}, up {format_duration(total.uptime_s)}"
+    if total.engine_restarts:
+        text += f" since restart {total.engine_restarts} of its engine (pid {total.engine_pid})"
+    return text
+
+
 def status(stats: pb.StatsReply, address: str, drive_tbw: float = DRIVE_TBW) -> RenderableType:
     """The health of a daemon, one thing a line."""
     total = stats.totals
@@ -28,7 +35,7 @@ def status(stats: pb.StatsReply, address: str, drive_tbw: float = DRIVE_TBW) -> 
     )
     runs = len({row.table.run for row in stats.tables})
     rows = [
-        ("process", f"pid {total.pid}, up {format_duration(total.uptime_s)}"),
+        ("process", _process(total)),
         ("data", _data(total)),
         ("cache", _cache(total)),
         ("memory", _memory(total)),

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from momentd_server.obs.latency import LatencySummary
 
 if TYPE_CHECKING:
-    from momentd_server.engine.sessions import Session, Sessions
+    from momentd_server.engine.sessions import Session, Sessions, Ticket
     from momentd_server.rules import SparseAdamHyper
     from momentd_server.schema import FieldSpec, Schema
 
@@ -254,9 +254,16 @@ class Engine(Protocol):
         ...
 
     def update(
-        self, tables: Sequence[TableBatch], progress: Progress | None = None
+        self,
+        tables: Sequence[TableBatch],
+        progress: Progress | None = None,
+        ticket: Ticket | None = None,
+        encode: Callable[[list[TableOutcome]], bytes] | None = None,
     ) -> list[TableOutcome]:
         """Gather, rule, write back, for all tables or none; outcomes in the order of `tables`.
+
+        With a ticket, a killed engine's successor finishes what was begun. `encode` is called once,
+        before the first row changes: what it returns is stored as the outcome, with the effect.
 
         Raises RowOutOfRange, TableNotFound, StateRolledBack (generation, expected number),
         CacheTooSmall, OutOfSpace, StorageFailed, InvalidArgument, DaemonUnavailable (stopping).
@@ -279,7 +286,7 @@ class Engine(Protocol):
         """
         ...
 
-    def scatter(
+    def scatter(  # noqa: PLR0913
         self,
         *,
         id: int,  # noqa: A002
@@ -289,8 +296,12 @@ class Engine(Protocol):
         fields: Sequence[str],
         values: Sequence[np.ndarray],
         step: int | None,
+        ticket: Ticket | None = None,
+        encode: Callable[[int, int], bytes] | None = None,
     ) -> tuple[int, int]:
         """Write fields of distinct rows as they are; returns (step, update number) after it.
+
+        `ticket` and `encode` (of those two numbers) as in `update`.
 
         Raises InvalidArgument for a duplicate row.
         """

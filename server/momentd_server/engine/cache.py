@@ -51,6 +51,22 @@ class SlabStock:
         if self._thread.is_alive():
             self._thread.join()
 
+    def inherit(self, taken: Iterable[int]) -> None:
+        """Before `start`: tables have these slabs already; the memory of all others is given back.
+
+        Neighbours are given back together: most of them never had any.
+        """
+        mine = np.ones(self._space.slabs, np.bool_)
+        mine[list(taken)] = False
+        free = np.flatnonzero(mine)
+        self._space.owners[free] = 0
+        for run in np.split(free, np.flatnonzero(np.diff(free) > 1) + 1):
+            if run.size:
+                self._space.release_slabs(int(run[0]), run.size)
+        self._raw = deque(free.tolist())
+        self._taken = self._space.slabs - free.size
+        self._to_collapse.extend(map(self._space.slab_at, np.flatnonzero(~mine).tolist()))
+
     @property
     def free(self) -> int:
         return self.total - self._taken
@@ -92,6 +108,7 @@ class SlabStock:
 
     def give(self, slab: int) -> None:
         """A slab whose frames are all free comes back."""
+        self._space.owners[slab] = 0
         with self._changed:
             self._taken -= 1
             self._refused = False

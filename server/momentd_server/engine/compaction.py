@@ -271,7 +271,9 @@ class Compactor:
         return [
             s.id
             for s in family.segments.values()
-            if not s.writable and s.id not in self._left_alone
+            if not s.writable
+            and s.id not in self._left_alone
+            and not any(t.cut.is_unknown and s.id in t.cut for t in family.tables)
         ]
 
     # ------------------------------------------------------------------------------ one segment

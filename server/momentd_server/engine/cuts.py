@@ -19,6 +19,8 @@ class Cut:
     """
 
     def __init__(self, record_bytes: int, segments: Iterable[int] = ()) -> None:
+        # Which records it has is not known: its segments stay as they are until the next flush.
+        self.is_unknown = False
         self._record_bytes = record_bytes
         self._bitmap_bytes = SEGMENT_BYTES // record_bytes // 8 + 1
         self.segments: Rows = np.array(sorted(segments), np.int64)
@@ -27,6 +29,13 @@ class Cut:
         self.only: Rows = np.zeros(self.segments.size, np.int64)
         # Segments that are being compacted: which records of the cut have copies elsewhere.
         self._copied: dict[int, np.ndarray] = {}
+
+    @classmethod
+    def unknown(cls, record_bytes: int, segments: Iterable[int]) -> Cut:
+        """Of a committed state whose bits were lost with the engine that had them."""
+        cut = cls(record_bytes, segments)
+        cut.is_unknown = True
+        return cut
 
     def __contains__(self, segment: int) -> bool:
         return self._position(segment) is not None

@@ -7,7 +7,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
@@ -26,18 +25,24 @@ from momentd_server.engine.api import (
     TableOutcome,
     TableView,
 )
+from momentd_server.engine.arenas import take_inherited
 from momentd_server.engine.cache import Cache, SlabStock
 from momentd_server.engine.compaction import Compactor
 from momentd_server.engine.flight import Touch
+from momentd_server.engine.inherit import Inheritance
 from momentd_server.engine.lane import Lane
+from momentd_server.engine.ledger import Ledger
 from momentd_server.engine.lifecycle import BASE_BYTES, Tables
+from momentd_server.engine.mutations import Encode, EncodeCounters, Mutations, Scatter
 from momentd_server.engine.prefetch import Prefetcher
 from momentd_server.engine.scratch import Scratches
-from momentd_server.engine.sessions import Session, Sessions
+from momentd_server.engine.sessions import Session, Sessions, Ticket
 from momentd_server.engine.spill import Cleaner
 from momentd_server.engine.table import Table
 from momentd_server.engine.touch import Toucher
 from momentd_server.jit import Pool
+from momentd_server.keeper import Kept
+from momentd_server.keeper.code import code_version
 from momentd_server.obs import machine
 from momentd_server.schema import Schema
 from momentd_server.storage import files, frames
@@ -52,7 +57,6 @@ from momentd_wire.errors import (
     OutOfMemory,
     RowOutOfRange,
     SessionNotFound,
-    StateRolledBack,
     StorageFailed,
     TableInUse,
 )
@@ -70,18 +74,6 @@ _WRITE_BYTES_PER_S: Final = 500e6
 State = Literal["starting", "serving", "draining", "failed"]
 
 
-@dataclass(slots=True)
-class _Planned:
-    """One table of an update, checked."""
-
-    batch: TableBatch
-    table: Table
-    rule: rules.Rule
-    input: rules.Batch
-    touch: Touch
-    out_rows: Rows
-
-
 class LocalEngine:
     """The engine over a data directory. Make it with `start`."""
 
@@ -96,7 +88,7 @@ class LocalEngine:
         self._lane = Lane()
         self._failure = catalog.failure
         self._failure.keep_in(space.header)
-        self._store = SegmentStore(datadir, catalog.allocate_segment, self._failure)
+        self._store = SegmentStore(datadir, catalog.allocate_segment, self._failure, space.segments)
         self._readers = ReadPool(config.read_threads)
         self._pool = Pool(config.worker_threads)
         self._stock = SlabStock(space)
@@ -115,7 +107,9 @@ class LocalEngine:
             space, self._lane, self._pool, self._cache, self._cleaner, self._store, self._readers,
             limit,
         )  # fmt: skip
-        self.sessions = Sessions(config.max_sessions, config.attach_grace_s)
+        self._ledger = Ledger(space)
+        self.sessions = Sessions(config.max_sessions, config.attach_grace_s, ledger=self._ledger)
+        self._mutations = Mutations(space, self._ledger, self._toucher, self._pool)
         self.info = EngineInfo(
             store_id=datadir.store_id,
             engine_epoch=int(space.header["engine_epoch"][0]),
@@ -137,23 +131,46 @@ class LocalEngine:
     # ------------------------------------------------------------------------------ life
 
     @classmethod
-    def start(cls, config: ServeConfig, warm_up: Callable[[], None] = jit.warm_up) -> LocalEngine:
+    def start(
+        cls, config: ServeConfig, warm_up: Callable[[], None] = jit.warm_up,
+        kept: Kept | None = None,
+    ) -> LocalEngine:  # fmt: skip
         """Open the data directory and bring back what the last stop left.
 
-        `warm_up` loads the kernels, after everything that can be refused at once was looked at: on
-        the first start of a version it compiles them.
+        Or, if `kept` has the memory of an engine that is gone, go on where that was. `warm_up`
+        loads the kernels, after everything that can be refused at once was looked at: on the first
+        start of a version it compiles them.
 
         Raises OutOfMemory for a cache that does not fit, and what opening raises.
         """
-        _check_cache(config.cache_bytes)
-        datadir = DataDir.open(config.data_dir, allow_network=config.allow_network_fs)
+        kept = kept or Kept()
+        space_fd = kept.take("space")
+        if space_fd is None:
+            _check_cache(config.cache_bytes)
+        datadir = DataDir.open(
+            config.data_dir,
+            allow_network=config.allow_network_fs,
+            lock_fd=kept.take("lock"),
+            pid=kept.pid,
+        )
         try:
+            kept.keep("lock", datadir.lock_fd)
             catalog = Catalog.open(datadir)
             warm_up()
-            in_order = catalog.stopped_in_order
-            space = Space.create(config.cache_bytes, engine_epoch=catalog.next_epoch())
-            engine = cls(config, datadir, catalog, space)
-            engine._recover(in_order=in_order)
+            if space_fd is not None:
+                space = Space.attach(space_fd, code_version=code_version())
+                space.header["engine_epoch"] = catalog.epoch + 1
+                engine = cls(config, datadir, catalog, space)
+                engine._inherit(kept)
+            else:
+                space = Space.create(
+                    config.cache_bytes, engine_epoch=catalog.epoch + 1, code_version=code_version()
+                )
+                engine = cls(config, datadir, catalog, space)
+                engine._recover(in_order=catalog.stopped_in_order)
+                # Whole from here on: an engine that follows takes it over.
+                kept.keep("space", space.fd)
+            engine._begin_epoch()
         except BaseException:
             datadir.close()
             raise
@@ -165,17 +182,40 @@ class LocalEngine:
         return engine
 
     def _recover(self, *, in_order: bool) -> None:
-        saved = self._catalog.sessions()
-        self.sessions.restore(saved)
+        # Only an orderly stop saves sessions that are complete.
+        self.sessions.restore(self._catalog.sessions() if in_order else [])
         kept = [session.id for session in self.sessions.all()]
         self.tables.recover(kept, in_order=in_order)
-        if saved:
-            # They described a stop; from now on they would be out of date.
-            self._catalog.commit([DropSession(record.session) for record in saved])
+        self._assign_tables()
+
+    def _inherit(self, kept: Kept) -> None:
+        self._store.inherit()
+        known = self.sessions.inherit()
+        for session, arenas in known:
+            take_inherited(session, arenas, kept)
+        inheritance = Inheritance(self._space, self._lane, self._pool, self._store)
+        self.tables.inherit(inheritance, [session.id for session, _ in known])
+        self._mutations.roll_forward(self.tables.find, self.sessions.by_stream)
+        self.sessions.inherit_streams()
+        self._assign_tables()
+        for session in self.sessions.all():
+            for table_id in session.opened:
+                table = self.tables.find(table_id)
+                if table is not None:
+                    table.openers.add(session.id)
+
+    def _assign_tables(self) -> None:
         for session in self.sessions.all():
             session.tables = {t.id for t in self._all_tables() if t.record.owner == session.id}
             for table_id in session.tables:
                 self.tables.get(table_id).openers.add(session.id)
+
+    def _begin_epoch(self) -> None:
+        """From here on the last stop counts no more: what it saved is out of date."""
+        saved = [DropSession(record.session) for record in self._catalog.sessions()]
+        self._catalog.next_epoch()
+        if saved:
+            self._catalog.commit(saved)
 
     def stop(self, *, discard: bool = False) -> None:
         with self._work:
@@ -323,8 +363,9 @@ class LocalEngine:
     # ------------------------------------------------------------------------------ update
 
     def update(
-        self, tables: Sequence[TableBatch], progress: Progress | None = None
-    ) -> list[TableOutcome]:
+        self, tables: Sequence[TableBatch], progress: Progress | None = None,
+        ticket: Ticket | None = None, encode: Encode | None = None,
+    ) -> list[TableOutcome]:  # fmt: skip
         began = time.perf_counter()
         wanted = [(batch.id, batch.generation) for batch in tables]
         with (
@@ -332,10 +373,11 @@ class LocalEngine:
             self._entered(wanted) as entered,
             self._scratches.lend(len(tables)) as scratches,
         ):
-            planned = [self._plan(*one) for one in zip(tables, entered, scratches, strict=True)]
-            outcomes = self._toucher.run(
-                [item.touch for item in planned], lambda: self._apply(planned, progress)
-            )
+            planned = [
+                self._mutations.plan_update(*one)
+                for one in zip(tables, entered, scratches, strict=True)
+            ]
+            outcomes = self._mutations.update(planned, progress, ticket, encode)
         elapsed = time.perf_counter() - began
         for item in planned:
             counters = item.table.counters
@@ -357,74 +399,6 @@ class LocalEngine:
         finally:
             for table in by_id.values():
                 table.gate.leave()
-
-    def _plan(self, batch: TableBatch, table: Table, scratch: rules.Scratch) -> _Planned:
-        """Everything about one table that can be refused, before anything changes."""
-        schema = table.schema
-        plan = rules.plan(batch.rows, table.rows, scratch)
-        distinct = plan.distinct
-        values = batch.out_values
-        if values is None and batch.result != "none":
-            values = np.empty((distinct, schema.width), schema.state_dtype)
-        rule = rules.get(schema.rule)
-        checked = rules.Batch(
-            plan, batch.grads, batch.mask, batch.weights, values, batch.out_factors, batch.result
-        )
-        # The counter only grows, so a step that is fine for the next one is fine later.
-        step = table.step + 1 if batch.step is None else batch.step
-        rule.check_batch(schema, checked, batch.hyper, step)
-        out_rows = batch.out_rows
-        if out_rows is None:
-            out_rows = np.empty(distinct, np.int64)
-        if out_rows.size < distinct:
-            raise InvalidArgument(
-                f"the place for {out_rows.size} result rows is too small for {distinct} distinct "
-                "rows",
-                argument="result_rows",
-            )
-        out_rows[:distinct] = plan.unique
-        return _Planned(batch, table, rule, checked, Touch(table, plan.unique), out_rows)
-
-    def _apply(self, planned: Sequence[_Planned], progress: Progress | None) -> list[TableOutcome]:
-        """The job of an update. Raises only before the first row changes."""
-        for item in planned:
-            _check_number(item.table, item.batch.expected_update_number)
-        return [self._apply_one(i, item, progress) for i, item in enumerate(planned)]
-
-    def _apply_one(self, position: int, item: _Planned, progress: Progress | None) -> TableOutcome:
-        table, batch, touch = item.table, item.batch, item.touch
-        number = table.update_number + 1
-        step = batch.step if batch.step is not None else table.step + 1
-        workers = self._pool.threads
-        records = rules.Records(
-            space=self._space.bytes,
-            words=self._space.words,
-            frame_index=touch.index,
-            frame_offset=touch.offset,
-            word=frames.dirty_word(number),
-            undo=self._space.undo(workers, table.geometry.record_bytes),
-            progress=self._space.progress[:workers],
-            schema=table.schema,
-        )
-        rows = touch.rows.size
-        chunk = _PROGRESS_ROWS if progress else max(rows, 1)
-        for start in range(0, rows, chunk):
-            stop = min(start + chunk, rows)
-            item.rule.apply(self._pool, records, item.input, batch.hyper, step, start, stop)
-            if progress:
-                progress(position, stop, rows)
-        touch.used()
-        table.block["update_number"] = number
-        table.block["step"] = step
-        values, factors = item.input.out_values, item.input.out_factors
-        return TableOutcome(
-            step=step,
-            update_number=number,
-            rows=rows,
-            out_rows=item.out_rows[:rows],
-            out_values=None if values is None else values[:rows],
-            out_factors=None if factors is None else factors[:rows],
-        )
 
     # ------------------------------------------------------------------------------ rows
 
@@ -483,9 +457,10 @@ class LocalEngine:
             for at, out in zip(offsets, outs, strict=True):
                 frames.copy_fetched_field(which, records, record_bytes, at, out)
 
-    def scatter(
+    def scatter(  # noqa: PLR0913  # as the port has it
         self, *, id: int, generation: int, rows: Rows | None, range: tuple[int, int] | None,  # noqa: A002
         fields: Sequence[str], values: Sequence[np.ndarray], step: int | None,
+        ticket: Ticket | None = None, encode: EncodeCounters | None = None,
     ) -> tuple[int, int]:  # fmt: skip
         with (
             self._request(),
@@ -506,29 +481,12 @@ class LocalEngine:
             if plan.distinct != plan.sent:
                 twice = int(plan.unique[np.flatnonzero(np.diff(plan.starts) > 1)[0]])
                 raise InvalidArgument(f"row {twice} is given twice: a scatter takes distinct rows")
-            touch = Touch(table, plan.unique)
             offsets = [table.schema.offsets[k] for k in chosen]
-            return self._toucher.run(
-                [touch], lambda: self._write_rows(touch, plan.order, offsets, views, step)
-            )
-
-    def _write_rows(
-        self, touch: Touch, order: Rows, offsets: Sequence[int], views: Sequence[np.ndarray],
-        step: int | None,
-    ) -> tuple[int, int]:  # fmt: skip
-        table = touch.table
-        number = table.update_number + 1
-        for at, view in zip(offsets, views, strict=True):
-            self._pool.run(
-                frames.scatter_field, touch.rows.size, touch.index, touch.offset,
-                frames.dirty_word(number), view, order, at, self._space.bytes, self._words,
-                least=_LEAST_ROWS,
+            item = Scatter(
+                table, Touch(table, plan.unique), plan.order, offsets, views,
+                scratch.private[: plan.sent], step,
             )  # fmt: skip
-        touch.used()
-        table.block["update_number"] = number
-        if step is not None:
-            table.block["step"] = step
-        return table.step, number
+            return self._mutations.scatter(item, ticket, encode)
 
     def prefetch(self, *, id: int, generation: int, rows: Rows) -> int:  # noqa: A002
         with self._request(), self._entered([(id, generation)]) as (table,):
@@ -610,17 +568,6 @@ def _check_cache(cache_bytes: int) -> None:
             ),
             needed_bytes=needed,
             available_bytes=available,
-        )
-
-
-def _check_number(table: Table, expected: int | None) -> None:
-    if expected is not None and expected != table.update_number:
-        raise StateRolledBack(
-            f"table {table.id} is at update {table.update_number}, the caller expects {expected}: "
-            "it was updated by somebody else, or the daemon went back to an earlier state",
-            table=table.id,
-            update_number=table.update_number,
-            expected=expected,
         )
 
 

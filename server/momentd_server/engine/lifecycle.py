@@ -17,16 +17,18 @@ from momentd_server import rules
 from momentd_server.engine.api import OpenMode
 from momentd_server.engine.cache import Cache
 from momentd_server.engine.cuts import Cut
+from momentd_server.engine.inherit import Inheritance
 from momentd_server.engine.lane import Lane
 from momentd_server.engine.sessions import Session
 from momentd_server.engine.spill import Spiller
 from momentd_server.engine.table import Table
 from momentd_server.obs import machine
 from momentd_server.schema import MAX_RECORD_BYTES, Schema
-from momentd_server.storage import compaction_kernels, frames, recovery
+from momentd_server.storage import blocks, compaction_kernels, files, frames, recovery
+from momentd_server.storage.blocks import MAX_TABLES
 from momentd_server.storage.catalog import Catalog, DropTable, Manifest, Put, TableRecord
 from momentd_server.storage.segments import SegmentStore
-from momentd_server.storage.space import MAX_TABLES, Space, extent_bytes
+from momentd_server.storage.space import Space, extent_bytes
 from momentd_wire.errors import (
     InvalidArgument,
     LimitExceeded,
@@ -96,6 +98,10 @@ class Tables:
             )
         return table
 
+    def find(self, table_id: int) -> Table | None:
+        """The table, or None."""
+        return self._by_id.get(table_id)
+
     def by_name(self, name: str) -> Table:
         table = self._by_name.get(name)
         if table is None:
@@ -142,6 +148,46 @@ class Tables:
         for record in staying:
             self._bring_back(record)
 
+    def inherit(self, inheritance: Inheritance, known_sessions: Iterable[bytes]) -> None:
+        """What an earlier engine of the same memory had: every table goes on as it is."""
+        known = set(known_sessions)
+        found = inheritance.blocks()
+        records = self._catalog.tables()
+        going = [r.id for r in records if r.name is None and r.owner not in known]
+        if going:  # the end of their session was in work
+            self._catalog.commit([DropTable(table_id) for table_id in going])
+        staying = [record for record in records if record.id not in going]
+        for table_id in found.keys() - {record.id for record in staying}:
+            inheritance.free_block(found[table_id])
+        for record in staying:
+            if record.id not in found:
+                # Never so, unless the catalog was changed by hand.
+                log.error("table %d is not in the inherited memory: it goes back", record.id)
+                rolled_back = self._next_generation(record)
+                self._catalog.commit([Put(rolled_back)])
+                self._bring_back(rolled_back)
+                continue
+            table = inheritance.table(record, found[record.id])
+            listed = [segment for segment, _ in record.manifest.segments]
+            if table.broken is None and record.name is not None:
+                table.cut = Cut.unknown(table.geometry.record_bytes, listed)
+            table.segments |= {s: self._store.get(s) for s in listed if self._store.knows(s)}
+            self._register(table)
+        self._give_back_unneeded()
+
+    def _give_back_unneeded(self) -> None:
+        """Slabs and files that were on their way from one owner to the next."""
+        with self._lock:
+            used = dict(self._segment_users)
+        for segment in self._store.segments():
+            if segment.id not in used:
+                self._store.unlink(segment.id)
+        for _, segment_id, path in list(self._store.datadir.segment_files()):
+            if segment_id not in used:
+                files.remove_with_folder(path)
+        slabs = [slab for table in self.all() for slab in table.slabs.tolist()]
+        self._cache.stock.inherit(slabs)
+
     def _next_generation(self, record: TableRecord) -> TableRecord:
         generation = self._catalog.allocate_generation(record.family)
         return replace(record, manifest=replace(record.manifest, generation=generation))
@@ -159,6 +205,7 @@ class Tables:
             # Its files stay as they are. The other tables are served.
             log.exception("table %d is broken", table.id)
             table.broken = error
+            table.block["state"] = blocks.TABLE_BROKEN
             self._register(table)
             self.use(table.id, [segment for segment, _ in manifest.segments])
             return
@@ -187,6 +234,7 @@ class Tables:
             if existing is not None:
                 _check_existing(existing, schema, mode)
                 existing.openers.add(session.id)
+                session.has_opened(existing.id)
                 return existing, False
             if mode == "open":
                 raise TableNotFound(f"there is no table named {name!r}", name=name)
@@ -216,6 +264,8 @@ class Tables:
         table.openers.add(session.id)
         if table.record.owner is not None:
             session.tables.add(table.id)
+        else:
+            session.has_opened(table.id)
 
     def _make(self, record: TableRecord) -> Table:
         """A table in the space, in no registry. Raises OutOfMemory, LimitExceeded."""
@@ -243,6 +293,7 @@ class Tables:
             block["generation"] = record.manifest.generation
             block["update_number"] = record.manifest.update_number
             block["step"] = record.manifest.step
+            block["state"] = blocks.TABLE_WHOLE
             block["id"] = record.id
             return Table(self._space, record, int(free[0]))
 

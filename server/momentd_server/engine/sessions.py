@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
@@ -21,11 +21,17 @@ from momentd_server.obs import process
 from momentd_server.storage.catalog import SessionRecord, StreamRecord
 from momentd_wire.errors import LimitExceeded, OutOfSequence, SessionNotFound
 
+if TYPE_CHECKING:
+    from momentd_server.engine.arenas import Arena
+    from momentd_server.engine.ledger import Ledger
+
 Plane = Literal["local", "grpc"]
 MAX_STREAMS: Final = 1 << 16
 SESSION_BYTES: Final = 16
 # A longer answer that a client has not fetched is not kept over a restart.
 SAVED_OUTCOME_BYTES: Final = 64 << 20
+# Of the named tables that a session opened so many are known to the next engine.
+_NOTED_TABLES: Final = 200
 # Body of an outcome whose answer was not kept.
 LOST: Final = b""
 
@@ -45,15 +51,30 @@ class Outcome:
 class StreamState:
     """Position of one stream. `lock` is held while a request of the stream runs."""
 
-    __slots__ = ("fingerprint", "lock", "number", "outcome")
+    __slots__ = ("fingerprint", "index", "lock", "number", "outcome")
 
     def __init__(
-        self, number: int = 0, fingerprint: bytes = b"", outcome: Outcome | None = None
-    ) -> None:
+        self, number: int = 0, fingerprint: bytes = b"", outcome: Outcome | None = None,
+        index: int = -1,
+    ) -> None:  # fmt: skip
         self.lock = threading.Lock()  # guards the three fields below
         self.number = number  # of the last finished request; 0 before the first
         self.fingerprint = fingerprint
         self.outcome = outcome
+        self.index = index  # of its entry in the ledger, if there is one
+
+
+class Ticket:
+    """A numbered request in work. Whoever makes its effect may store its outcome with it."""
+
+    __slots__ = ("fingerprint", "index", "number", "session", "stored")
+
+    def __init__(self, session: Session, index: int, number: int, fingerprint: bytes) -> None:
+        self.session = session
+        self.index = index  # of its stream's entry in the ledger
+        self.number = number
+        self.fingerprint = fingerprint
+        self.stored = False  # the ledger has the outcome
 
 
 class Session:
@@ -64,8 +85,9 @@ class Session:
     """
 
     def __init__(
-        self, session_id: bytes, *, plane: Plane, pid: int, uid: int, run: str, program: str
-    ) -> None:
+        self, session_id: bytes, *, plane: Plane, pid: int, uid: int, run: str, program: str,
+        ledger: Ledger | None = None,
+    ) -> None:  # fmt: skip
         self.id: Final = session_id
         self.plane: Final[Plane] = plane
         self.uid: Final = uid
@@ -75,12 +97,18 @@ class Session:
         self.run = run
         self.program = program
         self.tables: set[int] = set()
+        # By number; those of a local session. Its connection adds and removes them.
+        self.arenas: dict[int, Arena] = {}
         self.arena_bytes = 0
+        self.opened: set[int] = set()  # named tables
         # Arena numbers are never reused, not even by a restarted daemon.
         self.arenas_made = 0
         self.requests = 0
         self.last_seen_s = time.monotonic()
-        self._lock = threading.Lock()  # guards the three fields below
+        self._ledger = ledger
+        self._index = -1  # of its entry in the ledger
+        self._lock = threading.Lock()  # guards the four fields below
+        self._ended = False
         self._streams: dict[int, StreamState] = {}
         self._attachment = 0  # counts connections; the latest one owns the session
         self._detached_at_s: float | None = self.last_seen_s
@@ -88,6 +116,11 @@ class Session:
     def __repr__(self) -> str:
         state = "attached" if self.attached else "detached"
         return f"Session({self.short_id}, {self.plane}, pid={self.pid}, uid={self.uid}, {state})"
+
+    @property
+    def index(self) -> int:
+        """Of its entry in the ledger; -1: it has none."""
+        return self._index
 
     @property
     def short_id(self) -> str:
@@ -107,6 +140,64 @@ class Session:
         """Note which process resumed the session."""
         self.pid, self.pid_start = pid, process.start_time(pid)
         self.boot_id = process.boot_id()
+        self.note()
+
+    def note(self) -> None:
+        """Let the next engine know what this session is now."""
+        if self._ledger is None or self._ended:
+            return
+        if self._index < 0:
+            self._index = self._ledger.add_session(self._facts())
+        else:
+            self._ledger.put_session(self._index, self._facts())
+
+    def has_opened(self, table_id: int) -> None:
+        """A named table: others must not drop it while this session is there."""
+        self.opened.add(table_id)
+        self.note()
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "id": self.id.hex(), "plane": self.plane, "pid": self.pid,
+            "pid_start": self.pid_start, "boot_id": self.boot_id, "uid": self.uid,
+            "run": self.run, "program": self.program, "arenas_made": self.arenas_made,
+            "arenas": [[arena.number, arena.nbytes] for arena in list(self.arenas.values())],
+            "opened": sorted(self.opened)[:_NOTED_TABLES],
+        }  # fmt: skip
+
+    def forget(self) -> None:
+        """The session has ended: the ledger lets go of it and its outcomes."""
+        with self._lock:
+            self._ended = True
+            streams = list(self._streams.values())
+        if self._ledger is not None and self._index >= 0:
+            for state in streams:
+                with state.lock:
+                    pass  # a request that was in work has stored its outcome
+            self._ledger.remove_session(self._index, [state.index for state in streams])
+            self._index = -1
+
+    @classmethod
+    def inherit(cls, ledger: Ledger, index: int, facts: dict[str, Any]) -> Session:
+        """A session of an earlier engine of the same memory, without arenas and streams."""
+        session = cls(
+            bytes.fromhex(facts["id"]), plane=facts["plane"], pid=facts["pid"], uid=facts["uid"],
+            run=facts["run"], program=facts["program"], ledger=ledger,
+        )  # fmt: skip
+        session.pid_start, session.boot_id = facts["pid_start"], facts["boot_id"]
+        session.arenas_made = facts["arenas_made"]
+        session.opened = set(facts["opened"])
+        session._index = index
+        return session
+
+    def inherit_streams(self) -> None:
+        """The outcomes that an earlier engine has stored."""
+        assert self._ledger is not None
+        for at, stored in self._ledger.streams(self._index).items():
+            outcome = None if stored.body is None else Outcome(stored.body, stored.bulk)
+            self._streams[stored.stream] = StreamState(
+                stored.number, stored.fingerprint, outcome, at
+            )
 
     def attach(self) -> int:
         """Make the caller's connection the session's; returns what `detach` asks for."""
@@ -129,7 +220,7 @@ class Session:
         self.last_seen_s = time.monotonic()
 
     def once(
-        self, stream: int, number: int, fingerprint: bytes, call: Callable[[], Outcome]
+        self, stream: int, number: int, fingerprint: bytes, call: Callable[[Ticket], Outcome]
     ) -> tuple[Outcome, bool]:
         """Run `call` under the next number of a stream, or return the last number's outcome.
 
@@ -140,6 +231,8 @@ class Session:
         """
         state = self._streams.get(stream) or self._add_stream(stream)
         with state.lock:
+            if self._ended:
+                raise SessionNotFound(f"session {self.short_id} has ended: connect anew")
             if number == state.number and state.outcome is not None:
                 if fingerprint != state.fingerprint:
                     raise OutOfSequence(
@@ -156,7 +249,13 @@ class Session:
                 )  # fmt: skip
             # This number acknowledges the one before: its reply is not needed any more.
             state.outcome = None
-            outcome = call()
+            ticket = Ticket(self, state.index, number, fingerprint)
+            if self._ledger is not None:
+                self._ledger.forget_outcome(state.index)
+            outcome = call(ticket)
+            if self._ledger is not None and not ticket.stored:
+                self._ledger.forget_outcome(state.index)
+                self._ledger.store(state.index, number, fingerprint, outcome.body)
             state.number, state.fingerprint, state.outcome = number, fingerprint, outcome
             return outcome, False
 
@@ -185,11 +284,11 @@ class Session:
         )  # fmt: skip
 
     @classmethod
-    def restore(cls, record: SessionRecord) -> Session:
+    def restore(cls, record: SessionRecord, ledger: Ledger | None = None) -> Session:
         """A detached session with the streams it had."""
         session = cls(
             record.session, plane="local" if record.plane == "local" else "grpc", pid=record.pid,
-            uid=record.uid, run=record.run, program=record.program,
+            uid=record.uid, run=record.run, program=record.program, ledger=ledger,
         )  # fmt: skip
         session.pid_start, session.boot_id = record.pid_start, record.boot_id
         # The client may still name arenas of the daemon's last run, whose numbers were not saved:
@@ -201,6 +300,22 @@ class Session:
         }
         return session
 
+    def note_streams(self) -> None:
+        """Let the next engine know the outcomes that this one was started with."""
+        if self._ledger is None:
+            return
+        for stream, state in self._streams.items():
+            state.index = self._ledger.add_stream(self._index, stream)
+            if state.outcome is None:
+                self._ledger.set_number(state.index, state.number)
+            else:
+                sizes = [array.nbytes for array in state.outcome.bulk]
+                if sizes:
+                    places = self._ledger.reserve_bulk(state.index, sizes)
+                    for place, array in zip(places, state.outcome.bulk, strict=True):
+                        place[:] = array.view(np.uint8).reshape(-1)
+                self._ledger.store(state.index, state.number, state.fingerprint, state.outcome.body)
+
     def process_is_gone(self) -> bool:
         """Whether the client's process has certainly ended. False where that cannot be known."""
         if self.boot_id != process.boot_id():
@@ -211,13 +326,21 @@ class Session:
 
     def _add_stream(self, stream: int) -> StreamState:
         with self._lock:
+            if self._ended:
+                raise SessionNotFound(f"session {self.short_id} has ended: connect anew")
             if len(self._streams) >= MAX_STREAMS:
                 raise LimitExceeded(
                     f"session {self.short_id} has {len(self._streams)} streams, the limit is "
                     f"{MAX_STREAMS}: use one stream for each optimizer, or a new session",
                     limit=MAX_STREAMS,
                 )
-            return self._streams.setdefault(stream, StreamState())
+            state = self._streams.get(stream)
+            if state is None:
+                state = StreamState()
+                if self._ledger is not None:
+                    state.index = self._ledger.add_stream(self._index, stream)
+                self._streams[stream] = state
+            return state
 
 
 @dataclass
@@ -228,6 +351,7 @@ class Sessions:
     # How long a session without a connection is kept: gRPC ones, and restored ones.
     attach_grace_s: float = 600.0
     clock: Callable[[], float] = time.monotonic
+    ledger: Ledger | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
     _by_id: dict[bytes, Session] = field(default_factory=dict, repr=False)  # guarded by _lock
 
@@ -235,7 +359,7 @@ class Sessions:
         """A new session, detached. Raises LimitExceeded."""
         session = Session(
             secrets.token_bytes(SESSION_BYTES), plane=plane, pid=pid, uid=uid, run=run,
-            program=program,
+            program=program, ledger=self.ledger,
         )  # fmt: skip
         with self._lock:
             if len(self._by_id) >= self.max_sessions:
@@ -244,6 +368,7 @@ class Sessions:
                     "a training process, or start the daemon with a higher --max-sessions",
                     limit=self.max_sessions,
                 )
+            session.note()
             self._by_id[session.id] = session
         return session
 
@@ -266,10 +391,17 @@ class Sessions:
             )
         return session
 
+    def find(self, session_id: bytes) -> Session | None:
+        """The session with this id, or None."""
+        return self._by_id.get(session_id)
+
     def end(self, session_id: bytes) -> Session | None:
         """Take a session out of the registry; None if it was not there (any more)."""
         with self._lock:
-            return self._by_id.pop(session_id, None)
+            session = self._by_id.pop(session_id, None)
+        if session is not None:
+            session.forget()
+        return session
 
     def all(self) -> list[Session]:
         """Sessions in order of opening."""
@@ -303,13 +435,36 @@ class Sessions:
         """
         gone: list[Session] = []
         for item in saved:
-            session = Session.restore(item)
+            session = Session.restore(item, self.ledger)
             if session.process_is_gone():
                 gone.append(session)
                 continue
+            session.note()
+            session.note_streams()
             with self._lock:
                 self._by_id[session.id] = session
         return gone
+
+    def inherit(self) -> list[tuple[Session, list[tuple[int, int]]]]:
+        """Take over the sessions of an earlier engine; each with its arenas (number, bytes)."""
+        assert self.ledger is not None
+        found: list[tuple[Session, list[tuple[int, int]]]] = []
+        for index, facts in self.ledger.sessions():
+            session = Session.inherit(self.ledger, index, facts)
+            self._by_id[session.id] = session
+            found.append((session, [(number, nbytes) for number, nbytes in facts["arenas"]]))
+        return found
+
+    def by_stream(self, index: int) -> Session | None:
+        """The session to which an entry of a stream belongs."""
+        assert self.ledger is not None
+        owner = self.ledger.owner(index)
+        return next((s for s in self._by_id.values() if s.index == owner), None)
+
+    def inherit_streams(self) -> None:
+        """Once what was in work is finished."""
+        for session in self._by_id.values():
+            session.inherit_streams()
 
 
 def _pack(outcome: Outcome | None) -> bytes:

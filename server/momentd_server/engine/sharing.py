@@ -101,6 +101,8 @@ class Sharing:
     def join(self, table: Table, slab: int) -> None:
         """A slab whose frames are all free joins a table."""
         self._space.clear_slab_meta(slab, table.geometry)
+        # Only now: what another table's frames left there must not be taken for this one's.
+        self._space.owners[slab] = table.id
         table.add_slab(slab)
 
     def _promise(self, victim: Table, taker: Table) -> None:

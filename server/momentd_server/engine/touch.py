@@ -88,6 +88,11 @@ class Toucher:
                 return cast("T", result)
         raise AssertionError
 
+    def find(self, touch: Touch) -> bool:
+        """Before anything is served: look the rows up; whether all are in frames."""
+        with self._lane:
+            return self._look_up([touch])
+
     def prefetch(self, table: Table, rows: Rows) -> Rows:
         """Bring rows that are on disk into frames, as far as there is room for them.
 

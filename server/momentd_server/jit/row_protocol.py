@@ -20,7 +20,7 @@ Before a request starts, its owner calls `clear`, so that nothing is left of the
 
 import numpy as np
 
-from momentd_server.jit.compiler import inline_kernel, kernel
+from momentd_server.jit.compiler import inline_kernel, kernel, register_warmup
 from momentd_server.jit.intrinsics import fence
 
 IN_WORK, DONE_TO, FIRST, LAST = 0, 1, 2, 3
@@ -111,6 +111,13 @@ def restore(space, frame_offset, undo, progress):
         fence()
         count += 1
     return count
+
+
+@register_warmup
+def _warm_up() -> None:
+    progress = np.zeros((1, PROGRESS_WORDS), np.int64)
+    clear(progress)
+    restore(np.zeros(8, np.uint8), np.zeros(1, np.int64), np.zeros((1, 8), np.uint8), progress)
 
 
 def remaining(progress: np.ndarray) -> list[tuple[int, int]]:

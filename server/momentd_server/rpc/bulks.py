@@ -16,7 +16,7 @@ from momentd_wire.errors import InvalidArgument
 from momentd_wire.v1 import momentd_pb2 as pb
 
 if TYPE_CHECKING:
-    from momentd_server.rpc.arena import Arena
+    from momentd_server.engine.arenas import Arena
 
 
 class Bulks(Protocol):

@@ -10,15 +10,18 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
+from momentd_server.engine.arenas import ArenaBudget
 from momentd_server.engine.sessions import Session
+from momentd_server.keeper import Kept
 from momentd_server.obs.logs import log
-from momentd_server.rpc.arena import Arena, ArenaBudget
 from momentd_server.rpc.bulks import ArenaBulks
 from momentd_server.rpc.dispatcher import Dispatcher, Peer, Request
 from momentd_wire import limits
 from momentd_wire.errors import InvalidArgument, SessionNotFound, UnsupportedFeature
 from momentd_wire.v1 import momentd_pb2 as pb
 
+# How the keeper calls the sockets of sessions: this, then the session's id in hex.
+KEPT_SOCKETS: Final = "socket/"
 # Room for the other fields of a packet that carries a fragment.
 _FRAGMENT_BYTES: Final = limits.PACKET_BYTES - 64
 
@@ -36,25 +39,45 @@ def hang_up(sock: socket.socket) -> None:
     sock.close()
 
 
+def _kept_name(session: Session) -> str:
+    return KEPT_SOCKETS + session.id.hex()
+
+
 class Connection:
     """Serves one client process in one thread, packet by packet."""
 
     def __init__(
-        self, sock: socket.socket, peer: Peer, dispatcher: Dispatcher, budget: ArenaBudget
-    ) -> None:
+        self, sock: socket.socket, peer: Peer, dispatcher: Dispatcher, budget: ArenaBudget,
+        kept: Kept,
+    ) -> None:  # fmt: skip
         self._sock = sock
         self._peer = peer
         self._dispatcher = dispatcher
         self._budget = budget
+        self._kept = kept
         self._session: Session | None = None
         self._attachment = 0
         self._greeted = False
         self._keep_session = False
-        self._arenas: dict[int, Arena] = {}
-        self._bulks = ArenaBulks(self._arenas)
+        self._bulks = ArenaBulks({})
 
     def __repr__(self) -> str:
         return f"Connection(pid={self._peer.pid}, uid={self._peer.uid}, session={self._session})"
+
+    def resume(self, session: Session) -> None:
+        """Go on where an earlier engine was, whose end the peer may not have noticed.
+
+        What it had read of the socket is lost: the peer is told what is done, and repeats the rest.
+        """
+        self._join(session)
+        resumed = self._dispatcher.resumed(session)
+        self._send(0, pb.Reply(resumed=resumed).SerializeToString())
+
+    def _join(self, session: Session) -> None:
+        self._greeted = True
+        self._session = session
+        self._bulks = ArenaBulks(session.arenas)
+        self._attachment = session.attach()
 
     def serve(self) -> None:
         """Answer packets until the peer is gone, sends garbage, or `end` is called."""
@@ -88,13 +111,14 @@ class Connection:
 
     def close(self) -> None:
         """Free the arenas, end the session unless it is kept or another connection has it."""
-        hang_up(self._sock)
         session = self._session
+        if session is not None:
+            self._kept.drop(_kept_name(session))
+        hang_up(self._sock)
         if session is None:
             return
-        for arena in self._arenas.values():
+        for arena in list(session.arenas.values()):
             self._budget.free(session, arena)
-        self._arenas.clear()
         if session.detach(self._attachment, time.monotonic()) and not self._keep_session:
             self._dispatcher.end_session(session)
 
@@ -152,23 +176,24 @@ class Connection:
         reply, session = self._dispatcher.hello(request.hello, self._peer)
         self._greeted = True
         if session is not None:
-            self._session = session
-            self._attachment = session.attach()
+            self._join(session)
+            # Before the peer knows of the session, so that it does not end with this process.
+            self._kept.keep(_kept_name(session), self._sock.fileno())
         return pb.Reply(hello=reply).SerializeToString()
 
     def _grow_arena(self, request: pb.GrowArenaRequest, fds: list[int]) -> bytes:
         arena = self._budget.make(self._need_session(), request.bytes)
-        self._arenas[arena.number] = arena
         fds.append(arena.fd)
         reply = pb.GrowArenaReply(arena=arena.number, bytes=arena.nbytes)
         return pb.Reply(grow_arena=reply).SerializeToString()
 
     def _drop_arena(self, request: pb.Request) -> bytes:
         session, number = self._need_session(), request.drop_arena.arena
-        arena = self._arenas.pop(number, None)
-        if arena is None:
+        arena = session.arenas.get(number)
+        if arena is not None:
+            self._budget.free(session, arena)
+        elif number > session.arenas_made:  # else the answer was lost, and this is the repetition
             raise InvalidArgument(f"this session has no arena {number}")
-        self._budget.free(session, arena)
         return pb.Reply(drop_arena=pb.DropArenaReply()).SerializeToString()
 
     def _need_session(self) -> Session:

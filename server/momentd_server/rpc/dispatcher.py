@@ -13,7 +13,7 @@ import numpy as np
 
 from momentd_server.config import ServeConfig
 from momentd_server.engine.api import Engine, Progress, TableOutcome
-from momentd_server.engine.sessions import Outcome, Plane, Session
+from momentd_server.engine.sessions import Outcome, Plane, Session, Ticket
 from momentd_server.obs.logs import log
 from momentd_server.rpc import decode, encode, handshake, outcomes
 from momentd_server.rpc.bulks import Bulks
@@ -88,9 +88,7 @@ class Dispatcher:
             pb.ListTablesRequest: self._list_tables,
             pb.DropTableRequest: self._drop_table,
             pb.CloneTableRequest: self._clone_table,
-            pb.UpdateRequest: self._update,
             pb.GatherRequest: self._gather,
-            pb.ScatterRequest: self._scatter,
             pb.PrefetchRequest: self._prefetch,
             pb.FlushRequest: self._flush,
             pb.StatsRequest: self._get_stats,
@@ -135,6 +133,17 @@ class Dispatcher:
         )
         return opened, False
 
+    def session(self, session_id: bytes) -> Session | None:
+        """The session with this id, if there is one."""
+        return self._engine.sessions.find(session_id)
+
+    def resumed(self, session: Session) -> pb.Resumed:
+        """What a client is told that outlived the engine it was connected to."""
+        return pb.Resumed(
+            engine_epoch=self._engine.info.engine_epoch,
+            done=[pb.Sequence(stream=s, number=n) for s, n in session.done()],
+        )
+
     def end_session(self, session: Session) -> None:
         """Drop the session's unnamed tables; it is unknown from now on."""
         if self._engine.sessions.end(session.id) is not None:
@@ -173,16 +182,23 @@ class Dispatcher:
             sequence.stream,
             sequence.number,
             outcomes.fingerprint(call, request.content),
-            lambda: self._outcome(session, request),
+            lambda ticket: self._outcome(session, request, ticket),
         )
         return (outcomes.as_repeated(outcome), True) if repeated else (outcome, False)
 
-    def _outcome(self, session: Session | None, request: Request) -> Outcome:
+    def _outcome(
+        self, session: Session | None, request: Request, ticket: Ticket | None = None
+    ) -> Outcome:
         try:
             if request.check_alive is not None:
                 request.check_alive()
-            reply = self._calls[type(request.call)](session, request)
-            return Outcome(reply.SerializeToString(), request.bulks.streamed())
+            if ticket is not None and isinstance(request.call, pb.UpdateRequest):
+                body = self._update(request, ticket)
+            elif ticket is not None and isinstance(request.call, pb.ScatterRequest):
+                body = self._scatter(request, ticket)
+            else:
+                body = self._calls[type(request.call)](session, request).SerializeToString()
+            return Outcome(body, request.bulks.streamed())
         except _NOT_FINAL:
             self._stats.errors += 1
             raise
@@ -263,7 +279,7 @@ class Dispatcher:
 
     # ------------------------------------------------------------------------------- rows
 
-    def _update(self, session: Session | None, request: Request) -> pb.Reply:
+    def _update(self, request: Request, ticket: Ticket) -> bytes:
         call, bulks = request.call, request.bulks
         assert isinstance(call, pb.UpdateRequest)
         if not 1 <= len(call.tables) <= limits.REQUEST_TABLES:
@@ -274,11 +290,18 @@ class Dispatcher:
         batches = [
             decode.batch(item, engine.get_table(id=item.table.id), bulks) for item in call.tables
         ]
-        outcomes = engine.update(batches, request.progress if call.report_progress else None)
-        reply = pb.Reply()
-        for item, outcome in zip(call.tables, outcomes, strict=True):
-            _add_result(reply.update, item, outcome, bulks)
-        return reply
+        bodies: list[bytes] = []
+
+        def encode(outcomes: list[TableOutcome]) -> bytes:
+            reply = pb.Reply()
+            for item, outcome in zip(call.tables, outcomes, strict=True):
+                _add_result(reply.update, item, outcome, bulks)
+            bodies.append(reply.SerializeToString())
+            return bodies[0]
+
+        progress = request.progress if call.report_progress else None
+        engine.update(batches, progress, ticket, encode)
+        return bodies[0]
 
     def _gather(self, session: Session | None, request: Request) -> pb.Reply:
         call, bulks = request.call, request.bulks
@@ -320,7 +343,7 @@ class Dispatcher:
         )
         return pb.Reply(gather=reply)
 
-    def _scatter(self, session: Session | None, request: Request) -> pb.Reply:
+    def _scatter(self, request: Request, ticket: Ticket) -> bytes:
         call, bulks = request.call, request.bulks
         assert isinstance(call, pb.ScatterRequest)
         view = self._engine.get_table(id=call.table.id)
@@ -340,7 +363,14 @@ class Dispatcher:
             bulks.read(value, np.dtype(spec.dtype), (count, spec.width), f"values.{spec.name}")
             for value, spec in zip(call.values, fields, strict=True)
         ]
-        step, update_number = self._engine.scatter(
+        bodies: list[bytes] = []
+
+        def encode(step: int, update_number: int) -> bytes:
+            reply = pb.ScatterReply(step=step, update_number=update_number)
+            bodies.append(pb.Reply(scatter=reply).SerializeToString())
+            return bodies[0]
+
+        self._engine.scatter(
             id=view.id,
             generation=call.table.generation,
             rows=rows,
@@ -348,8 +378,10 @@ class Dispatcher:
             fields=[spec.name for spec in fields],
             values=values,
             step=call.step if call.HasField("step") else None,
+            ticket=ticket,
+            encode=encode,
         )
-        return pb.Reply(scatter=pb.ScatterReply(step=step, update_number=update_number))
+        return bodies[0]
 
     def _prefetch(self, session: Session | None, request: Request) -> pb.Reply:
         call = request.call

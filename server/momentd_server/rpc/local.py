@@ -11,9 +11,10 @@ import time
 from pathlib import Path
 from typing import Final
 
+from momentd_server.engine.arenas import ArenaBudget
+from momentd_server.keeper import Kept
 from momentd_server.obs.logs import log
-from momentd_server.rpc.arena import ArenaBudget
-from momentd_server.rpc.connection import Connection, hang_up
+from momentd_server.rpc.connection import KEPT_SOCKETS, Connection, hang_up
 from momentd_server.rpc.dispatcher import Dispatcher, Peer
 from momentd_server.rpc.socket_path import SocketPath
 from momentd_wire import errors
@@ -36,6 +37,7 @@ class LocalPlane:
         dispatcher: Dispatcher,
         where: SocketPath,
         budget: ArenaBudget,
+        kept: Kept,
         *,
         allow_uids: frozenset[int],
         max_connections: int,
@@ -43,6 +45,7 @@ class LocalPlane:
         self._dispatcher = dispatcher
         self._where = where
         self._budget = budget
+        self._kept = kept
         self._allow_uids = allow_uids | {0, os.geteuid()}
         self._max_connections = max_connections + SPARE_CONNECTIONS
         self._overflow_uid = _overflow_uid()
@@ -56,8 +59,15 @@ class LocalPlane:
         return f"LocalPlane({self._where.path}, connections={len(self._connections)})"
 
     def open(self) -> None:
-        """Make the socket appear and serve."""
-        self._listener = self._where.listen()
+        """Make the socket appear and serve; go on with the connections of an earlier engine."""
+        inherited = self._kept.take("listener")
+        if inherited is None:
+            self._listener = self._where.listen()
+            self._kept.keep("listener", self._listener.fileno())
+        else:
+            self._listener = socket.socket(fileno=inherited)
+        for name in self._kept.names(KEPT_SOCKETS):
+            self._resume(name)
         self._acceptor = threading.Thread(target=self._accept, name="momentd-accept", daemon=True)
         self._acceptor.start()
 
@@ -67,6 +77,7 @@ class LocalPlane:
         Sessions are kept. Returns whether all connections had ended in time.
         """
         self._where.hide()
+        self._kept.drop("listener")
         with self._lock:
             self._closing = True
             connections = dict(self._connections)
@@ -100,11 +111,26 @@ class LocalPlane:
                 log.error("connection_not_admitted", cause=error)
                 sock.close()
 
+    def _resume(self, name: str) -> None:
+        """The connection of a session that an earlier engine had."""
+        fd = self._kept.take(name)
+        assert fd is not None
+        sock = socket.socket(fileno=fd)
+        session = self._dispatcher.session(bytes.fromhex(name.removeprefix(KEPT_SOCKETS)))
+        if session is None:  # it was being ended
+            self._kept.drop(name)
+            hang_up(sock)
+            return
+        pid, uid = _credentials(sock)
+        connection = Connection(
+            sock, Peer("local", pid, uid), self._dispatcher, self._budget, self._kept
+        )
+        connection.resume(session)
+        self._start(connection, pid)
+
     def _admit(self, sock: socket.socket) -> None:
         """Give a connection its thread, or an error and the door."""
-        pid, uid, _ = _UCRED.unpack(
-            sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
-        )
+        pid, uid = _credentials(sock)
         timeout = _TIMEVAL.pack(SEND_TIMEOUT_S, 0)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
         refusal = self._refusal(uid)
@@ -112,17 +138,23 @@ class LocalPlane:
             log.warning("connection_refused", uid=uid, pid=pid, reason=refusal.message)
             _turn_away(sock, refusal)
             return
-        connection = Connection(sock, Peer("local", pid, uid), self._dispatcher, self._budget)
+        connection = Connection(
+            sock, Peer("local", pid, uid), self._dispatcher, self._budget, self._kept
+        )
+        if not self._start(connection, pid):
+            sock.close()
+
+    def _start(self, connection: Connection, pid: int) -> bool:
         thread = threading.Thread(
             target=self._serve, args=(connection,), name=f"momentd-local-{pid}", daemon=True
         )
         with self._lock:
             if self._closing:
-                sock.close()
-                return
+                return False
             # Started under the lock: a stop joins all threads that it finds.
             thread.start()
             self._connections[connection] = thread
+        return True
 
     def _refusal(self, uid: int) -> errors.MomentdError | None:
         own_uid = os.geteuid()
@@ -150,6 +182,12 @@ class LocalPlane:
         finally:
             with self._lock:
                 self._connections.pop(connection, None)
+
+
+def _credentials(sock: socket.socket) -> tuple[int, int]:
+    """(pid, uid) of the peer, as the kernel says."""
+    pid, uid, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    return pid, uid
 
 
 def _turn_away(sock: socket.socket, error: errors.MomentdError) -> None:

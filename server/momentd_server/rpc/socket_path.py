@@ -24,8 +24,13 @@ BACKLOG: Final = 128
 class SocketPath:
     """One address on the file system, locked from `__init__` to `close`."""
 
-    def __init__(self, path: Path, *, shared: bool) -> None:
+    def __init__(
+        self, path: Path, *, shared: bool, lock_fd: int | None = None, pid: int | None = None
+    ) -> None:
         """Takes the address. `shared`: other users may connect (their uid is checked then).
+
+        `lock_fd`: holds the lock already; then the socket is not left over, but listened to.
+        `pid`: who others are told serves it; default: this process.
 
         Raises InvalidArgument (path too long), PermissionDenied (a directory others could swap
         files in), DaemonUnavailable (another daemon serves this address).
@@ -35,8 +40,12 @@ class SocketPath:
         self._mode: Final = 0o666 if shared else 0o600
         _check_length(self.grpc_path)
         _make_directory(path.parent, 0o755 if shared else 0o700)
-        self._lock_fd = _lock(Path(f"{path}{LOCK_SUFFIX}"))
-        self._remove_stale()
+        inherited = lock_fd is not None
+        if lock_fd is None:
+            lock_fd = _lock(Path(f"{path}{LOCK_SUFFIX}"), pid or os.getpid())
+        self.lock_fd = lock_fd
+        for stale in (self.grpc_path,) if inherited else (self.path, self.grpc_path):
+            self._remove_stale(stale)
 
     def listen(self) -> socket.socket:
         """Make the socket appear, listening already, with its final mode. Atomic for clients."""
@@ -68,20 +77,19 @@ class SocketPath:
         self.hide()
         with contextlib.suppress(OSError):
             self.grpc_path.unlink()
-        os.close(self._lock_fd)
+        os.close(self.lock_fd)
 
-    def _remove_stale(self) -> None:
-        for path in (self.path, self.grpc_path):
-            try:
-                mode = path.lstat().st_mode
-            except FileNotFoundError:
-                continue
-            if not stat.S_ISSOCK(mode):
-                os.close(self._lock_fd)
-                raise InvalidArgument(
-                    f"{path} exists and is not a socket: choose another --address, or remove it"
-                )
-            path.unlink()
+    def _remove_stale(self, path: Path) -> None:
+        try:
+            mode = path.lstat().st_mode
+        except FileNotFoundError:
+            return
+        if not stat.S_ISSOCK(mode):
+            os.close(self.lock_fd)
+            raise InvalidArgument(
+                f"{path} exists and is not a socket: choose another --address, or remove it"
+            )
+        path.unlink()
 
 
 def _check_length(path: Path) -> None:
@@ -123,7 +131,7 @@ def _check_directory(directory: Path) -> None:
         )
 
 
-def _lock(path: Path) -> int:
+def _lock(path: Path, pid: int) -> int:
     """Take the address's lock. The pid inside is for people only."""
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
@@ -144,5 +152,5 @@ def _lock(path: Path) -> int:
             holder=holder,
         ) from None
     os.ftruncate(fd, 0)
-    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    os.pwrite(fd, f"{pid}\n".encode(), 0)
     return fd

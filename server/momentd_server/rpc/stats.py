@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from momentd_server.config import VERSION
 from momentd_server.engine.api import Engine
 from momentd_server.engine.sessions import Session
+from momentd_server.keeper import Kept
 from momentd_server.obs import process
 from momentd_server.rpc import encode
 from momentd_wire.v1 import momentd_pb2 as pb
@@ -17,8 +18,11 @@ from momentd_wire.v1 import momentd_pb2 as pb
 class StatsSource:
     """Counters of the process. `requests` and `errors` are only shown: a lost count is harmless."""
 
-    def __init__(self, *, addresses: Sequence[str], arena_bytes: Callable[[], int]) -> None:
-        self.pid = os.getpid()
+    def __init__(
+        self, kept: Kept, *, addresses: Sequence[str], arena_bytes: Callable[[], int]
+    ) -> None:
+        self.pid = kept.pid
+        self._restarts = kept.restarts
         self.requests = 0
         self.errors = 0
         self._addresses = list(addresses)
@@ -42,6 +46,8 @@ class StatsSource:
         totals.MergeFrom(
             pb.Totals(
                 pid=self.pid,
+                engine_pid=os.getpid(),
+                engine_restarts=self._restarts,
                 server_version=VERSION,
                 uptime_s=time.monotonic() - self._started_s,
                 data_dir=info.data_dir,

@@ -64,6 +64,7 @@ class SparseAdam:
     """The rule "sparse_adam": one fused pass over the records of a batch's distinct rows."""
 
     name: ClassVar[str] = "sparse_adam"
+    hyper_type: ClassVar[type[SparseAdamHyper]] = SparseAdamHyper
 
     def field_specs(self, width: int, dtype: str) -> tuple[FieldSpec, ...]:
         return (

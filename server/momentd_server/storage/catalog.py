@@ -106,6 +106,11 @@ class Catalog:
             raise
         return catalog
 
+    @property
+    def epoch(self) -> int:
+        """The number of the last engine start."""
+        return self._state.reserved.get("epoch", 0)
+
     def commit(self, changes: Sequence[Change]) -> None:
         """One durable transaction: all changes or none.
 

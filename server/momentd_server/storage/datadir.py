@@ -77,9 +77,16 @@ class DataDir:
 
     @classmethod
     def open(
-        cls, path: Path, *, allow_network: bool = False, lock_fd: int | None = None
+        cls,
+        path: Path,
+        *,
+        allow_network: bool = False,
+        lock_fd: int | None = None,
+        pid: int | None = None,
     ) -> DataDir:
         """Open or create. `lock_fd`: an inherited descriptor that holds the lock already.
+
+        `pid`: who others are told uses it; default: this process.
 
         A directory that is not ours, or of another format, is left as it was. Raises
         PermissionDenied, Incompatible (other format), InvalidArgument (foreign files, network file
@@ -91,7 +98,7 @@ class DataDir:
             _check_access(path)
             _check_filesystem(path, allow_network=allow_network)
             _check_ours(path)
-            held = _lock(path) if lock_fd is None else lock_fd
+            held = _lock(path, pid or os.getpid()) if lock_fd is None else lock_fd
         except FileExistsError:
             raise InvalidArgument(
                 f"{path} is not a directory: name another one as data directory", path=path
@@ -279,24 +286,24 @@ def _write_marker(path: Path) -> bytes:
     return store_id
 
 
-def _lock(path: Path) -> int:
+def _lock(path: Path, pid: int) -> int:
     """Hold the directory. The pid in the file is for people; the lock is what counts."""
     file = path / layout.LOCK_NAME
     fd = os.open(file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        pid = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
+        holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
         os.close(fd)
         raise DaemonUnavailable(
-            f"another momentd daemon (pid {pid}) uses {path}: use that one, stop it with "
+            f"another momentd daemon (pid {holder}) uses {path}: use that one, stop it with "
             "`momentd stop`, or name another directory by --data-dir",
             path=path,
-            pid=pid,
+            pid=holder,
         ) from None
     except BaseException:
         os.close(fd)
         raise
     os.ftruncate(fd, 0)
-    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    os.pwrite(fd, f"{pid}\n".encode(), 0)
     return fd

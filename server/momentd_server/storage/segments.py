@@ -3,41 +3,79 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from momentd_server.obs.latency import Rate
-from momentd_server.storage import files, trailers
+from momentd_server.storage import blocks, files, trailers
 from momentd_server.storage import format as layout
 from momentd_server.storage.datadir import DataDir
 from momentd_server.storage.descriptors import Descriptors, Pins
 from momentd_server.storage.diskio import aligned_buffer
 from momentd_server.storage.failure import StorageFailure
 from momentd_server.storage.format import BLOCK, SegmentHeader, Trailer
-from momentd_wire.errors import CorruptRecord, InternalError, MomentdError
+from momentd_wire.errors import CorruptRecord, InternalError, LimitExceeded, MomentdError
 
 __all__ = ["LEAST_SEGMENT_BYTES", "Pins", "Segment", "SegmentStore", "Trailer", "fitting_bytes"]
 
+log = logging.getLogger("momentd.segments")
+
 LEAST_SEGMENT_BYTES: Final = 16 << 20
+_KEPT_BACK: Final = 256  # free blocks
 # The rate of writing is a mean over so long: spills come in bursts.
 _WRITTEN_S: Final = 300
 
 
-@dataclass(slots=True, eq=False)
 class Segment:
-    """One segment as this process knows it. One thread appends to it at a time."""
+    """One segment as this process knows it. One thread appends to it at a time.
 
-    header: SegmentHeader
-    fill: int  # bytes that count; always a multiple of 4 KiB
-    reserved: int  # length of the file, >= fill
-    durable: int = 0  # fill as of the last successful sync
-    writable: bool = True
+    What counts of it is in its block, which may outlive this process (storage/blocks.py).
+    """
+
+    __slots__ = ("_block", "header", "index", "reserved")
+
+    def __init__(self, header: SegmentHeader, block: np.void, index: int, reserved: int) -> None:
+        self.header: Final = header
+        self.index: Final = index  # of its block
+        self.reserved = reserved  # length of the file, >= fill
+        self._block = block
+
+    def __repr__(self) -> str:
+        return f"Segment({self.id}, family={self.family}, fill={self.fill}, durable={self.durable})"
+
+    @property
+    def fill(self) -> int:
+        """Bytes that count; always a multiple of 4 KiB."""
+        return int(self._block["fill"])
+
+    @fill.setter
+    def fill(self, nbytes: int) -> None:
+        self._block["fill"] = nbytes
+
+    @property
+    def durable(self) -> int:
+        """The fill as of the last successful sync."""
+        return int(self._block["durable"])
+
+    @durable.setter
+    def durable(self, nbytes: int) -> None:
+        self._block["durable"] = nbytes
+
+    @property
+    def writable(self) -> bool:
+        return int(self._block["state"]) == blocks.SEGMENT_OPEN
+
+    @writable.setter
+    def writable(self, writable: bool) -> None:
+        self._block["state"] = blocks.SEGMENT_OPEN if writable else blocks.SEGMENT_SEALED
 
     @property
     def id(self) -> int:
@@ -54,6 +92,10 @@ class Segment:
     @property
     def record_bytes(self) -> int:
         return self.header.record_bytes
+
+    def detach(self) -> None:
+        """The file is gone: what is still said of it is nobody's business."""
+        self._block = self._block.copy()
 
     def has_room(self, records: int) -> bool:
         """Whether a batch of that many records still fits."""
@@ -77,9 +119,14 @@ class SegmentStore:
         datadir: DataDir,
         allocate_id: Callable[[], int],
         failure: StorageFailure | None = None,
+        table: NDArray[np.void] | None = None,
     ) -> None:
+        """`table`: where the segments' blocks are, SEGMENT_DTYPE; default: in memory of its own."""
         self.datadir = datadir
         self.failure = failure or StorageFailure()  # the catalog's too, if it is given
+        self._blocks = _Blocks(
+            np.zeros(blocks.MAX_SEGMENTS, blocks.SEGMENT_DTYPE) if table is None else table
+        )
         # Bytes handed to the disk, headers and trailers included.
         self.written = Rate(seconds=_WRITTEN_S)
         self._allocate_id = allocate_id
@@ -116,7 +163,7 @@ class SegmentStore:
             with self._lock:
                 files.remove_with_folder(path)
             raise files.storage_error(error, "create", path) from error
-        segment = Segment(header, layout.HEADER_BYTES, reserved)
+        segment = self._blocks.add(header, layout.HEADER_BYTES, reserved, writable=True)
         self._descriptors.add(segment_id, fd)
         with self._lock:
             self._segments[segment_id] = segment
@@ -149,9 +196,39 @@ class SegmentStore:
                 offset=0,
             )
         _check_length(path, length, counted_bytes)
-        segment = Segment(header, counted_bytes, length, counted_bytes, writable=False)
+        segment = self._blocks.add(header, counted_bytes, length, writable=False)
+        segment.durable = counted_bytes
         with self._lock:
-            return self._segments.setdefault(segment_id, segment)
+            kept = self._segments.setdefault(segment_id, segment)
+        if kept is not segment:
+            self._blocks.remove(segment)
+        return kept
+
+    def inherit(self) -> None:
+        """Take over the segments that an earlier process left in the blocks; all are sealed.
+
+        One whose file is missing, damaged or short stays unknown: its records cannot be read.
+        Raises StorageFailed if one cannot be cut to what counts.
+        """
+        for segment in self._blocks.inherit(self._inherited):
+            with self._lock:
+                self._segments[segment.id] = segment
+                # Whether their directories were synced is not known.
+                self._unsynced_families.add(segment.family)
+            segment.writable = False
+            files.cut(self.path(segment), segment.fill)
+            segment.reserved = segment.fill
+
+    def _inherited(self, block: np.void, index: int) -> Segment | None:
+        family_id, segment_id, fill = (int(block[name]) for name in ("family", "id", "fill"))
+        path = self.datadir.segment_path(family_id, segment_id)
+        try:
+            header, length = _read_header(path)
+            _check_length(path, length, fill)
+        except CorruptRecord as error:
+            log.error("segment %d of family %d: %s", segment_id, family_id, error)
+            return None
+        return Segment(header, block, index, length)
 
     def get(self, segment_id: int) -> Segment:
         """A registered segment. Raises InternalError for an unknown one."""
@@ -188,6 +265,7 @@ class SegmentStore:
         with self._lock:
             self._segments.pop(segment_id, None)
             freed = files.remove_with_folder(path)
+            self._blocks.remove(segment)
             if not path.parent.exists():
                 self._unsynced_families.discard(segment.family)
         self._descriptors.forget(segment_id)
@@ -335,6 +413,59 @@ class SegmentStore:
             return files.open_direct(path, os.O_RDWR if segment.writable else os.O_RDONLY)
         except OSError as error:
             raise files.storage_error(error, "open", path) from error
+
+
+class _Blocks:
+    """Which blocks of segments are free. Thread-safe."""
+
+    def __init__(self, table: NDArray[np.void]) -> None:
+        self._table = table
+        self._lock = threading.Lock()  # guards the two fields below
+        # First in, first out, and some are kept back: who still holds an unlinked segment has time
+        # to see that its block is not its own any more.
+        self._free: deque[int] = deque()
+        self._used = 0  # those behind it were never used
+
+    def add(self, header: SegmentHeader, fill: int, reserved: int, *, writable: bool) -> Segment:
+        """Raises LimitExceeded."""
+        with self._lock:
+            if not self._free and self._used == self._table.size:
+                raise LimitExceeded(
+                    f"there are {self._used} segment files, which is the limit: drop tables or "
+                    "delete snapshots",
+                    limit=self._used,
+                )
+            unused = len(self._free) < _KEPT_BACK and self._used < self._table.size
+            index = self._used if unused else self._free.popleft()
+            self._used = max(self._used, index + 1)
+        block = self._table[index]
+        block["id"], block["family"] = header.segment, header.family
+        block["layout"], block["record_bytes"] = header.layout, header.record_bytes
+        block["fill"], block["durable"] = fill, 0
+        segment = Segment(header, block, index, reserved)
+        segment.writable = writable
+        return segment
+
+    def remove(self, segment: Segment) -> None:
+        segment.detach()
+        self._table[segment.index]["state"] = blocks.SEGMENT_FREE
+        with self._lock:
+            self._free.append(segment.index)
+
+    def inherit(self, read: Callable[[np.void, int], Segment | None]) -> Iterator[Segment]:
+        """The segments of all blocks in use; those that `read` refuses are freed."""
+        used = np.flatnonzero(self._table["state"] != blocks.SEGMENT_FREE)
+        with self._lock:
+            self._used = int(used[-1]) + 1 if used.size else 0
+            self._free = deque(np.setdiff1d(np.arange(self._used), used).tolist())
+        for index in used.tolist():
+            block = self._table[index]
+            segment = read(block, index)
+            if segment is not None:
+                yield segment
+            else:
+                block["state"] = blocks.SEGMENT_FREE
+                self._free.append(index)
 
 
 def _write_header(fd: int, header: SegmentHeader) -> None:

@@ -1,14 +1,15 @@
 """The space: one sparse memfd that holds all live state.
 
     header        layout and code version, engine epoch, section offsets
-    blocks        tables, sessions, streams: fixed-size structs, rebuilt by nobody
+    blocks        tables, segments, sessions, streams: fixed-size structs (storage/blocks.py)
     journal       the one request in work: descriptor, row ids, progress and undo row per worker
+    owners        of each slab: the id of the table that it serves
     slabs         2 MiB each: metadata of its frames (32 bytes each), then the records
-    rows          location (8 bytes a row) and check (4 bytes a row) of each table, in extents
+    extents       location (8 bytes a row) and check (4 bytes a row) of each table; long outcomes
 
 The memfd outlives the process that made it where somebody else holds its descriptor; nothing in it
 is a pointer. Only slabs count against the cache: their metadata lies inside them, so the bound is
-the number of slabs. The rows section is as large as address space allows and costs what is touched.
+the number of slabs. All other sections are as large as could be needed and cost what is touched.
 """
 
 from __future__ import annotations
@@ -18,81 +19,22 @@ import errno
 import mmap
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from momentd_server.schema import MAX_RECORD_BYTES
+from momentd_server.storage import blocks
+from momentd_server.storage.blocks import MAX_TABLES, MAX_WORKERS, PROGRESS_WORDS
 from momentd_wire.errors import Incompatible, OutOfMemory
 
 SLAB_BYTES: Final = 2 << 20
 ROW_BYTES: Final = 12  # location and check
 META_BYTES: Final = 32  # row | pins, state word, backing, hash of the last version on disk
 MAX_FRAMES_PER_SLAB: Final = 1 << 16
-MAGIC: Final = 0x3130_5350_444D_4F4D  # "MOMDPS01"
-LAYOUT_VERSION: Final = 1
-MAX_TABLES: Final = 4096
-MAX_SESSIONS: Final = 1024
-MAX_STREAMS: Final = 8192
-MAX_WORKERS: Final = 64
-PROGRESS_WORDS: Final = 8
-_FIXED_BYTES: Final = 1 << 20
-
-HEADER_DTYPE: Final = np.dtype(
-    [
-        ("magic", "<u8"),
-        ("layout_version", "<u8"),
-        ("code_version", "<u8"),
-        ("engine_epoch", "<u8"),
-        ("fsync_failed", "<u8"),
-        ("slabs", "<u8"),
-        ("journal_at", "<u8"),
-        ("slabs_at", "<u8"),
-        ("rows_at", "<u8"),
-        ("size", "<u8"),
-    ]
-)
-TABLE_DTYPE: Final = np.dtype(
-    [
-        ("id", "<u8"),  # 0: free
-        ("generation", "<u8"),
-        ("update_number", "<u8"),
-        ("step", "<u8"),
-        ("location_at", "<u8"),
-        ("check_at", "<u8"),
-        ("rows", "<u8"),
-        ("record_bytes", "<u8"),
-        ("cut", "<u8"),
-        ("open_segment", "<u8"),
-        ("open_fill", "<u8"),
-        ("state", "<u8"),
-    ]
-)
-SESSION_DTYPE: Final = np.dtype(
-    [("id", "u1", 16), ("state", "<u8"), ("pid", "<u8"), ("uid", "<u8"), ("plane", "<u8")]
-)
-STREAM_DTYPE: Final = np.dtype(
-    [
-        ("session", "<u8"),
-        ("stream", "<u8"),
-        ("number", "<u8"),
-        ("fingerprint", "<u8"),
-        ("status", "<u8"),
-        ("reply", "u1", 216),
-    ]
-)
-JOURNAL_DTYPE: Final = np.dtype(
-    [
-        ("state", "<u8"),  # 0 idle, 1 applying
-        ("attempts", "<u8"),
-        ("session", "<u8"),
-        ("stream", "<u8"),
-        ("number", "<u8"),
-        ("tables", "<u8"),
-        ("rows", "<u8"),
-    ]
-)
+_FIXED_BYTES: Final = 2 << 20
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -149,11 +91,12 @@ class Space:
     def __init__(self, fd: int, size: int) -> None:
         self.fd = fd
         self.size = size
-        self._address = _map_aligned(fd, size)
-        buffer = (ctypes.c_uint8 * size).from_address(self._address)
+        self.address = _map_aligned(fd, size)
+        buffer = (ctypes.c_uint8 * size).from_address(self.address)
         self.bytes: np.ndarray = np.ctypeslib.as_array(buffer)
         self.words: np.ndarray = self.bytes[: size // 8 * 8].view("<u8")
-        self.header: np.ndarray = self.bytes[: HEADER_DTYPE.itemsize].view(HEADER_DTYPE)
+        header = self.bytes[: blocks.HEADER_DTYPE.itemsize]
+        self.header: np.ndarray = header.view(blocks.HEADER_DTYPE)
         self._extents = _Extents(0, 0)
 
     # ------------------------------------------------------------------------------ making
@@ -163,9 +106,7 @@ class Space:
         """A new space whose slabs take at most `cache_bytes`. Raises OutOfMemory if unmappable."""
         # Header, blocks and journal come out of the same budget.
         slabs = (cache_bytes - _FIXED_BYTES) // SLAB_BYTES
-        journal_at = 4 << 20
-        undo = MAX_WORKERS * (MAX_RECORD_BYTES + PROGRESS_WORDS * 8)
-        slabs_at = _round_up(journal_at + 4096 + undo + cache_bytes // 4, SLAB_BYTES)
+        slabs_at = _round_up(_OWNERS_AT + slabs * 8, SLAB_BYTES)
         rows_at = slabs_at + slabs * SLAB_BYTES
         fd = create_memfd("momentd-space")
         rows_bytes = 1 << 40
@@ -185,15 +126,14 @@ class Space:
                         "use a smaller --cache, or raise `ulimit -v`"
                     ) from error
         header = space.header
-        header["layout_version"] = LAYOUT_VERSION
+        header["layout_version"] = blocks.LAYOUT_VERSION
         header["code_version"] = code_version
         header["engine_epoch"] = engine_epoch
         header["slabs"] = slabs
-        header["journal_at"] = journal_at
         header["slabs_at"] = slabs_at
         header["rows_at"] = rows_at
         header["size"] = size
-        header["magic"] = MAGIC
+        header["magic"] = blocks.MAGIC
         space._attach()
         return space
 
@@ -203,8 +143,9 @@ class Space:
         space = cls(fd, os.fstat(fd).st_size)
         header = space.header[0]
         found = (int(header["magic"]), int(header["layout_version"]), int(header["code_version"]))
-        wanted = (MAGIC, LAYOUT_VERSION, code_version)
+        wanted = (blocks.MAGIC, blocks.LAYOUT_VERSION, code_version)
         if found != wanted:
+            space._unmap()
             raise Incompatible(
                 f"the memory of the running daemon has (magic, layout, code) {found}, this "
                 f"version needs {wanted}: stop the daemon before upgrading (`momentd stop`)"
@@ -217,18 +158,30 @@ class Space:
         self.slabs = int(header["slabs"])
         self.slabs_at = int(header["slabs_at"])
         self.rows_at = int(header["rows_at"])
-        journal_at = int(header["journal_at"])
-        self.tables = self._structs(4096, TABLE_DTYPE, MAX_TABLES)
-        self.sessions = self._structs(1 << 20, SESSION_DTYPE, MAX_SESSIONS)
-        self.streams = self._structs(2 << 20, STREAM_DTYPE, MAX_STREAMS)
-        self.journal = self._structs(journal_at, JOURNAL_DTYPE, 1)
-        progress_at = journal_at + 4096
-        progress_bytes = MAX_WORKERS * PROGRESS_WORDS * 8
-        self.progress = self.view(progress_at, progress_bytes, "<i8").reshape(MAX_WORKERS, -1)
-        self._undo_at = progress_at + progress_bytes
+        self.tables = self._structs(_TABLES_AT, blocks.TABLE_DTYPE, MAX_TABLES)
+        self.segments = self._structs(_SEGMENTS_AT, blocks.SEGMENT_DTYPE, blocks.MAX_SEGMENTS)
+        self.sessions = self._structs(_SESSIONS_AT, blocks.SESSION_DTYPE, blocks.MAX_SESSIONS)
+        self.streams = self._structs(_STREAMS_AT, blocks.STREAM_DTYPE, blocks.MAX_STREAMS)
+        texts = self.view(_TEXTS_AT, _TEXT_BYTES * blocks.MAX_SESSIONS, "u1")
+        self.session_texts = texts.reshape(blocks.MAX_SESSIONS, 2, -1)
+        bodies = self.view(_BODIES_AT, blocks.STREAM_BODY_BYTES * blocks.MAX_STREAMS, "u1")
+        self.stream_bodies = bodies.reshape(blocks.MAX_STREAMS, -1)
+        self.journal = self._structs(_JOURNAL_AT, blocks.JOURNAL_DTYPE, 1)[0]
+        self.journal_text = self.view(_JOURNAL_TEXT_AT, blocks.JOURNAL_TEXT_BYTES, "u1")
+        self.journal_rows = self.view(_JOURNAL_ROWS_AT, blocks.JOURNAL_ROWS * 8, "<i8")
+        progress = self.view(_PROGRESS_AT, _PROGRESS_BYTES, "<i8")
+        self.progress = progress.reshape(MAX_WORKERS, -1)
+        # Table id of each slab; 0: it serves none.
+        self.owners = self.view(_OWNERS_AT, self.slabs * 8, "<u8")
         self._extents = _Extents(self.rows_at, self.size - self.rows_at)
         for block in self.tables[self.tables["id"] != 0]:
             self._extents.take_at(int(block["location_at"]), extent_bytes(int(block["rows"])))
+        for block in self.streams[self.streams["extent_bytes"] != 0]:
+            self._extents.take_at(int(block["extent_at"]), int(block["extent_bytes"]))
+        journal = self.journal
+        if int(journal["state"]) == blocks.JOURNAL_APPLYING and int(journal["extent_bytes"]):
+            self._extents.take_at(int(journal["extent_at"]), int(journal["extent_bytes"]))
+        self._extents.clear(self._punch)
         self._advise_huge(self.slabs_at, self.size - self.slabs_at)
 
     def _structs(self, at: int, dtype: np.dtype, count: int) -> np.ndarray:
@@ -240,7 +193,7 @@ class Space:
 
     def undo(self, workers: int, record_bytes: int) -> np.ndarray:
         """One undo record a worker: uint8, (workers, record_bytes)."""
-        at = self._undo_at
+        at = _UNDO_AT
         return self.bytes[at : at + workers * record_bytes].reshape(workers, record_bytes)
 
     # ------------------------------------------------------------------------------ slabs
@@ -252,7 +205,7 @@ class Space:
         """Allocates and maps a slab's pages. Raises OutOfMemory where the kernel refuses."""
         # Populating through the mapping honours the huge-page advice; fallocate would not.
         at = self.slab_at(slab)
-        failed = _libc.madvise(self._address + at, SLAB_BYTES, _MADV_POPULATE_WRITE)
+        failed = _libc.madvise(self.address + at, SLAB_BYTES, _MADV_POPULATE_WRITE)
         if failed and ctypes.get_errno() == errno.EINVAL:  # before Linux 5.14
             failed = _libc.fallocate(self.fd, _FALLOC_KEEP_SIZE, at, SLAB_BYTES)
         if failed:
@@ -263,15 +216,19 @@ class Space:
         """Makes 2 MiB of populated memory one huge page where the kernel can (Linux 6.1+)."""
         # shmem honours MADV_HUGEPAGE on few systems; collapsing works regardless. Worth 30 % of an
         # update: a slab is one TLB entry instead of 512. A failure only costs speed.
-        _libc.madvise(self._address + at, SLAB_BYTES, _MADV_COLLAPSE)
+        _libc.madvise(self.address + at, SLAB_BYTES, _MADV_COLLAPSE)
 
     def populate(self, at: int) -> None:
         """Touches 2 MiB, as far as the kernel can: huge pages are made of populated ones."""
-        _libc.madvise(self._address + at, SLAB_BYTES, _MADV_POPULATE_WRITE)
+        _libc.madvise(self.address + at, SLAB_BYTES, _MADV_POPULATE_WRITE)
 
     def release_slab(self, slab: int) -> None:
         """Gives a slab's pages back to the system; it reads as zeros afterwards."""
-        self._punch(self.slab_at(slab), SLAB_BYTES)
+        self.release_slabs(slab, 1)
+
+    def release_slabs(self, first: int, count: int) -> None:
+        """The same for `count` slabs from `first` on."""
+        self._punch(self.slab_at(first), count * SLAB_BYTES)
 
     def clear_slab_meta(self, slab: int, geometry: Geometry) -> None:
         at = self.slab_at(slab)
@@ -294,6 +251,22 @@ class Space:
         self._punch(location_at, nbytes)
         self._extents.give(location_at, nbytes)
 
+    def allocate_extent(self, nbytes: int) -> tuple[int, int]:
+        """(offset, size) of at least so many bytes. Raises OutOfMemory."""
+        size = _round_up(nbytes, SLAB_BYTES)
+        at = self._extents.take(size)
+        if at is None:
+            raise OutOfMemory(f"no address space for {nbytes} bytes: raise `ulimit -v`")
+        return at, size
+
+    def free_extent(self, at: int, nbytes: int) -> None:
+        self._punch(at, nbytes)
+        self._extents.give(at, nbytes)
+
+    def release_journal_rows(self, rows: int) -> None:
+        """Gives the pages of a long request's row ids back."""
+        self._punch(_JOURNAL_ROWS_AT, _round_up(rows * 8, 4096))
+
     def allocated_bytes(self) -> int:
         """Blocks that the kernel has allocated for the whole space."""
         return os.fstat(self.fd).st_blocks * 512
@@ -305,14 +278,17 @@ class Space:
 
     def _advise_huge(self, at: int, nbytes: int) -> None:
         # Honoured by some kernels at first touch; harmless elsewhere.
-        _libc.madvise(self._address + at, nbytes, _MADV_HUGEPAGE)
+        _libc.madvise(self.address + at, nbytes, _MADV_HUGEPAGE)
 
     def close(self) -> None:
         """Unmaps. The caller guarantees that no view is used afterwards."""
-        if self._address:
-            _libc.munmap(self._address, self.size)
-            self._address = 0
+        if self.address:
+            self._unmap()
             os.close(self.fd)
+
+    def _unmap(self) -> None:
+        _libc.munmap(self.address, self.size)
+        self.address = 0
 
 
 class _Extents:
@@ -329,6 +305,12 @@ class _Extents:
                     self._free[index] = (at + nbytes, size - nbytes)
                     return at
         return None
+
+    def clear(self, punch: Callable[[int, int], None]) -> None:
+        """Let all that is free read as zeros: what was given back last may not do so yet."""
+        for at, size in self._free:
+            if size:
+                punch(at, size)
 
     def take_at(self, at: int, nbytes: int) -> None:
         for index, (start, size) in enumerate(self._free):
@@ -358,6 +340,27 @@ def extent_bytes(rows: int) -> int:
 
 def _round_up(nbytes: int, granule: int) -> int:
     return -(-nbytes // granule) * granule
+
+
+def _after(at: int, nbytes: int) -> int:
+    """Where the section behind one of so many bytes begins."""
+    return _round_up(at + nbytes, 4096)
+
+
+_TABLES_AT: Final = 4096
+_SEGMENTS_AT: Final = _after(_TABLES_AT, blocks.TABLE_DTYPE.itemsize * MAX_TABLES)
+_SESSIONS_AT: Final = _after(_SEGMENTS_AT, blocks.SEGMENT_DTYPE.itemsize * blocks.MAX_SEGMENTS)
+_STREAMS_AT: Final = _after(_SESSIONS_AT, blocks.SESSION_DTYPE.itemsize * blocks.MAX_SESSIONS)
+_TEXTS_AT: Final = _after(_STREAMS_AT, blocks.STREAM_DTYPE.itemsize * blocks.MAX_STREAMS)
+_TEXT_BYTES: Final = 2 * blocks.SESSION_TEXT_BYTES
+_BODIES_AT: Final = _after(_TEXTS_AT, _TEXT_BYTES * blocks.MAX_SESSIONS)
+_JOURNAL_AT: Final = _after(_BODIES_AT, blocks.STREAM_BODY_BYTES * blocks.MAX_STREAMS)
+_JOURNAL_TEXT_AT: Final = _after(_JOURNAL_AT, blocks.JOURNAL_DTYPE.itemsize)
+_JOURNAL_ROWS_AT: Final = _after(_JOURNAL_TEXT_AT, blocks.JOURNAL_TEXT_BYTES)
+_PROGRESS_AT: Final = _after(_JOURNAL_ROWS_AT, blocks.JOURNAL_ROWS * 8)
+_PROGRESS_BYTES: Final = MAX_WORKERS * PROGRESS_WORDS * 8
+_UNDO_AT: Final = _after(_PROGRESS_AT, _PROGRESS_BYTES)
+_OWNERS_AT: Final = _after(_UNDO_AT, MAX_WORKERS * MAX_RECORD_BYTES)
 
 
 def _map_aligned(fd: int, size: int) -> int:

@@ -26,29 +26,29 @@ def open_session(sessions=None, **fields):
 
 
 def fail(error):
-    def call():
+    def call(_):
         raise error
 
     return call
 
 
-def never():
+def never(_):
     raise AssertionError("ran twice")
 
 
 def test_the_next_number_runs_and_the_last_is_answered_from_memory():
     session = open_session()
-    assert session.once(1, 1, b"a", lambda: DONE) == (DONE, False)
+    assert session.once(1, 1, b"a", lambda _: DONE) == (DONE, False)
     assert session.once(1, 1, b"a", never) == (DONE, True)
     other = Outcome(b"two")
-    assert session.once(1, 2, b"b", lambda: other) == (other, False)
+    assert session.once(1, 2, b"b", lambda _: other) == (other, False)
     assert session.done() == [(1, 2)]
 
 
 @pytest.mark.parametrize(("number", "fingerprint"), [(0, b"a"), (3, b"a"), (1, b"other")])
 def test_any_other_number_or_content_is_refused(number, fingerprint):
     session = open_session()
-    session.once(1, 1, b"a", lambda: DONE)
+    session.once(1, 1, b"a", lambda _: DONE)
     with pytest.raises(errors.OutOfSequence):
         session.once(1, number, fingerprint, never)
     assert session.once(1, 1, b"a", never) == (DONE, True)
@@ -56,8 +56,8 @@ def test_any_other_number_or_content_is_refused(number, fingerprint):
 
 def test_an_acknowledged_number_is_not_answered_any_more():
     session = open_session()
-    session.once(1, 1, b"a", lambda: DONE)
-    session.once(1, 2, b"b", lambda: DONE)
+    session.once(1, 1, b"a", lambda _: DONE)
+    session.once(1, 2, b"b", lambda _: DONE)
     with pytest.raises(errors.OutOfSequence):
         session.once(1, 1, b"a", never)
 
@@ -66,14 +66,14 @@ def test_an_exception_leaves_the_number_free():
     session = open_session()
     with pytest.raises(errors.DaemonUnavailable):
         session.once(1, 1, b"a", fail(errors.DaemonUnavailable("busy")))
-    assert session.once(1, 1, b"other", lambda: DONE) == (DONE, False)
+    assert session.once(1, 1, b"other", lambda _: DONE) == (DONE, False)
 
 
 def test_the_next_number_frees_the_arrays_of_the_last():
     session = open_session()
-    session.once(1, 1, b"a", lambda: Outcome(b"x", (np.zeros(1000),)))
+    session.once(1, 1, b"a", lambda _: Outcome(b"x", (np.zeros(1000),)))
     assert session.held_bytes() == 8000
-    session.once(1, 2, b"b", lambda: DONE)
+    session.once(1, 2, b"b", lambda _: DONE)
     assert session.held_bytes() == 0
 
 
@@ -81,7 +81,7 @@ def test_the_same_request_twice_at_once_runs_once():
     session = open_session()
     entered, leave, calls = threading.Event(), threading.Event(), []
 
-    def call():
+    def call(_):
         calls.append(1)
         entered.set()
         assert leave.wait(20)
@@ -106,7 +106,7 @@ def test_the_number_of_streams_is_bounded(monkeypatch):
     monkeypatch.setattr(module, "MAX_STREAMS", 2)
     session = open_session()
     for stream in (1, 2):
-        session.once(stream, 1, b"", lambda: DONE)
+        session.once(stream, 1, b"", lambda _: DONE)
     with pytest.raises(errors.LimitExceeded, match="2"):
         session.once(3, 1, b"", never)
 
@@ -115,7 +115,7 @@ def test_saved_sessions_come_back_with_outcomes_and_arrays():
     sessions = Sessions()
     session = open_session(sessions)
     array = np.arange(5, dtype=np.float32)
-    session.once(7, 1, b"a", lambda: Outcome(b"body", (array, array[:0])))
+    session.once(7, 1, b"a", lambda _: Outcome(b"body", (array, array[:0])))
     again = Sessions()
     assert again.restore(sessions.save()) == []
     restored = again.get(session.id)
@@ -130,7 +130,7 @@ def test_saved_sessions_come_back_with_outcomes_and_arrays():
 def test_an_answer_too_large_to_keep_is_known_to_be_done(monkeypatch):
     monkeypatch.setattr(module, "SAVED_OUTCOME_BYTES", 10)
     session = open_session()
-    session.once(1, 1, b"a", lambda: Outcome(b"", (np.zeros(100),)))
+    session.once(1, 1, b"a", lambda _: Outcome(b"", (np.zeros(100),)))
     restored = Session.restore(session.save())
     assert restored.once(1, 1, b"a", never) == (Outcome(LOST), True)
 

@@ -11,14 +11,20 @@ import fcntl
 import mmap
 import os
 import threading
-from typing import Final
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
 
-from momentd_server.engine.sessions import Session
+import numpy as np
+
+from momentd_server.keeper import Kept
 from momentd_server.obs import machine
 from momentd_server.storage.space import create_memfd
 from momentd_wire import limits
 from momentd_wire.errors import LimitExceeded, OutOfMemory
 from momentd_wire.units import format_bytes
+
+if TYPE_CHECKING:
+    from momentd_server.engine.sessions import Session
 
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 # Left to everybody else when an arena is made.
@@ -28,18 +34,21 @@ MEMORY_RESERVE_BYTES: Final = 64 << 20
 class Arena:
     """One memfd, mapped. `memory` is writable and `nbytes` long until `close`."""
 
-    def __init__(self, number: int, nbytes: int) -> None:
-        """Makes and seals it. Raises OutOfMemory."""
+    def __init__(self, number: int, nbytes: int, fd: int | None = None) -> None:
+        """Makes and seals it, or maps the one that an earlier engine made. Raises OutOfMemory."""
         self.number: Final = number
         self.nbytes: Final = nbytes
-        self.fd: Final = create_memfd(f"momentd-arena-{number}")
+        self.fd: Final = create_memfd(f"momentd-arena-{number}") if fd is None else fd
         try:
-            _reserve(self.fd, nbytes)
-            fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
+            if fd is None:
+                _reserve(self.fd, nbytes)
+                fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
             # Mapped with its page tables filled: no page fault in a request.
             self.memory: Final = mmap.mmap(
                 self.fd, nbytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE
             )
+            view = np.frombuffer(self.memory, np.uint8)
+            self.address: Final[int] = view.__array_interface__["data"][0]
         except BaseException:
             os.close(self.fd)
             raise
@@ -57,9 +66,10 @@ class Arena:
 class ArenaBudget:
     """Arena bytes of one daemon and of each session. Thread-safe."""
 
-    def __init__(self, *, session_bytes: int, total_bytes: int) -> None:
+    def __init__(self, *, session_bytes: int, total_bytes: int, kept: Kept | None = None) -> None:
         self._session_bytes = session_bytes
         self._total_bytes = total_bytes
+        self._kept = kept or Kept()
         self._lock = threading.Lock()  # guards the field below and Session.arena_bytes
         self._used_bytes = 0
 
@@ -78,13 +88,28 @@ class ArenaBudget:
         try:
             _check_memory(nbytes)
             session.arenas_made += 1
-            return Arena(session.arenas_made, nbytes)
+            arena = Arena(session.arenas_made, nbytes)
         except BaseException:
             self._refund(session, nbytes)
             raise
+        # Before the client knows of it, so that a request in it can always be finished.
+        self._kept.keep(kept_name(session.id, arena.number), arena.fd)
+        session.arenas[arena.number] = arena
+        session.note()
+        return arena
+
+    def adopt(self, session: Session) -> None:
+        """Count the arenas that a session has from an earlier engine."""
+        for arena in session.arenas.values():
+            with self._lock:
+                self._used_bytes += arena.nbytes
+                session.arena_bytes += arena.nbytes
 
     def free(self, session: Session, arena: Arena) -> None:
         """Close an arena and give its bytes back."""
+        session.arenas.pop(arena.number, None)
+        session.note()
+        self._kept.drop(kept_name(session.id, arena.number))
         arena.close()
         self._refund(session, arena.nbytes)
 
@@ -110,6 +135,19 @@ class ArenaBudget:
         with self._lock:
             self._used_bytes -= nbytes
             session.arena_bytes -= nbytes
+
+
+def kept_name(session_id: bytes, number: int) -> str:
+    """The name under which the keeper holds an arena."""
+    return f"arena/{session_id.hex()}/{number}"
+
+
+def take_inherited(session: Session, numbers: Iterable[tuple[int, int]], kept: Kept) -> None:
+    """Map the arenas (number, bytes) that an earlier engine made for a session."""
+    for number, nbytes in numbers:
+        fd = kept.take(kept_name(session.id, number))
+        if fd is not None:  # else it was being given back
+            session.arenas[number] = Arena(number, nbytes, fd)
 
 
 def _check_memory(nbytes: int) -> None:
