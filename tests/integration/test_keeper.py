@@ -206,7 +206,7 @@ OTHER_CODE = """
 import sys
 import momentd_server.keeper.keeper as keeper
 keeper.code_version = lambda: 1
-from momentd_server.cli.root import main
+from momentd_server.cli import main
 main()
 """
 
