@@ -69,10 +69,11 @@ def test_every_command_and_option_explains_itself(path):
     assert unexplained == []
 
 
-def test_every_command_takes_json_and_every_client_an_address():
+def test_every_command_takes_json_and_an_address_or_a_directory():
     for path, command in COMMANDS.items():
         options = {name for option in command.params for name in option.opts}
-        assert {"--json", "--address"} <= options, path
+        assert "--json" in options, path
+        assert {"--address", "--data-dir"} & options, path
 
 
 def test_every_environment_variable_is_in_the_operations_guide():

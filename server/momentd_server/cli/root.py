@@ -6,6 +6,7 @@ import click
 
 from momentd_server.cli import inspect, manage
 from momentd_server.cli.serve import serve
+from momentd_server.cli.verify import verify
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -19,6 +20,7 @@ def momentd() -> None:
 
 
 momentd.add_command(serve)
+momentd.add_command(verify)
 for command in (
     inspect.status,
     inspect.tables,

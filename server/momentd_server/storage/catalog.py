@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final, TypeVar
 
 from momentd_server.storage import records
@@ -256,6 +257,25 @@ class Catalog:
             self._in_writer(
                 lambda: self._write([(Kind.FAMILY, _key(family), None) for family in empty])
             )
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """A catalog as it was read, not opened for use."""
+
+    path: Path
+    tables: list[TableRecord]
+    generations: dict[int, int]  # family id -> last generation given out
+
+
+def read_contents(datadir: DataDir) -> Contents:
+    """Read and check every entry; not a byte changes. Raises CorruptRecord, Incompatible."""
+    file = CatalogFile.open_for_reading(datadir)
+    try:
+        state = _load(file)
+    finally:
+        file.close()
+    return Contents(file.path, list(state.tables.values()), state.generations)
 
 
 def _load(file: CatalogFile) -> _State:

@@ -14,6 +14,7 @@ import lmdb
 from momentd_server.storage import files, records
 from momentd_server.storage.datadir import DataDir
 from momentd_server.storage.format import FORMAT_VERSION
+from momentd_server.storage.lmdb_pages import DamagedPages, check_pages
 from momentd_wire.errors import CorruptRecord, Incompatible, MomentdError, StorageFailed
 
 _DATA_NAME: Final = "data.mdb"
@@ -71,6 +72,33 @@ class CatalogFile:
                 environment.reader_check()
                 file = cls(path, environment, {})
                 file._meta = file._read_meta() or file._create(datadir.store_id)
+            except BaseException:
+                environment.close()
+                raise
+        except lmdb.Error as error:
+            raise _translate(error, path) from error
+        except OSError as error:
+            raise files.storage_error(error, "open", path) from error
+        return file
+
+    @classmethod
+    def open_for_reading(cls, datadir: DataDir) -> CatalogFile:
+        """Open one that exists; not a byte of it changes. Raises as `open` does."""
+        path = datadir.catalog_path / _DATA_NAME
+        try:
+            if not path.exists() or path.stat().st_size == 0:
+                raise CorruptRecord(f"{path} is missing: restore it from a copy", path=path)
+            _inspect(path, datadir.store_id)
+            environment = _open_environment(path, read_only=True)
+            try:
+                file = cls(path, environment, {})
+                meta = file._read_meta()
+                if meta is None:
+                    raise CorruptRecord(
+                        f"{path} is empty: the first start did not end; start the daemon once",
+                        path=path,
+                    )
+                file._meta = meta
             except BaseException:
                 environment.close()
                 raise
@@ -198,16 +226,18 @@ def _reserve_map(path: Path) -> None:
 
 def _inspect(path: Path, store_id: bytes) -> None:
     """Refuse what is not this store's catalog in this format, without changing a byte."""
+    try:
+        # LMDB follows what it reads: a wrong or missing page would be a crash, not an error.
+        check_pages(path.read_bytes())
+    except DamagedPages as damage:
+        raise CorruptRecord(
+            f"{path} is not a readable LMDB file (page {damage.page}: {damage}): "
+            "restore it from a copy, or name another directory",
+            path=path,
+            page=damage.page,
+        ) from damage
     environment = _open_environment(path, read_only=True)
     try:
-        # A page beyond the end of the file would be a SIGBUS, not an error.
-        needed = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
-        if path.stat().st_size < needed:
-            raise CorruptRecord(
-                f"{path} has {path.stat().st_size} bytes, {needed} were written: it was cut short; "
-                "restore it from a copy",
-                path=path,
-            )
         with environment.begin() as transaction:
             value = transaction.get(_META_KEY)
             others = transaction.stat()["entries"]

@@ -115,6 +115,27 @@ class DataDir:
             raise
 
     @classmethod
+    def inspect(cls, path: Path) -> DataDir:
+        """Lock one that exists, for reading: not a byte of it changes, the disk may be read-only.
+
+        Raises InvalidArgument (there is none), Incompatible, CorruptRecord (its marker),
+        PermissionDenied, DaemonUnavailable (a daemon uses it), StorageFailed.
+        """
+        path = path.resolve()
+        try:
+            store_id = _read_marker(path) if path.is_dir() else None
+            if store_id is None:
+                raise InvalidArgument(
+                    f"there is no momentd data directory at {path}: name one by --data-dir or "
+                    "$MOMENTD_DATA_DIR",
+                    path=path,
+                )
+            lock_fd = _lock_for_reading(path)
+        except OSError as error:
+            raise _access_error(path, error) from error
+        return cls(path, store_id, lock_fd, created=False)
+
+    @classmethod
     def _open_locked(cls, path: Path, lock_fd: int) -> DataDir:
         # Again, under the lock: a daemon that was here first may have made it meanwhile.
         marker = _read_marker(path)
@@ -290,6 +311,20 @@ def _lock(path: Path, pid: int) -> int:
     """Hold the directory. The pid in the file is for people; the lock is what counts."""
     file = path / layout.LOCK_NAME
     fd = os.open(file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    _hold(fd, path)
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"{pid}\n".encode(), 0)
+    return fd
+
+
+def _lock_for_reading(path: Path) -> int:
+    """The same lock through a descriptor that cannot write."""
+    fd = os.open(path / layout.LOCK_NAME, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    _hold(fd, path)
+    return fd
+
+
+def _hold(fd: int, path: Path) -> None:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -304,6 +339,3 @@ def _lock(path: Path, pid: int) -> int:
     except BaseException:
         os.close(fd)
         raise
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, f"{pid}\n".encode(), 0)
-    return fd

@@ -66,7 +66,7 @@ def _read_one(fd: int, path: Path, header: SegmentHeader, end: int) -> tuple[Tra
     chunk = _read(fd, path, chunk_start, end)
     footer_bytes = chunk[-layout.FOOTER_BYTES :]
     footer = layout.unpack_footer(footer_bytes)
-    if footer is None or not _plausible(footer, header, end):
+    if footer is None or not plausible(footer, header, end):
         raise _damaged(path, end, "no batch ends there")
     entries_start = footer.batch_start + footer.records_bytes
     if entries_start < chunk_start:
@@ -84,7 +84,7 @@ def _read_one(fd: int, path: Path, header: SegmentHeader, end: int) -> tuple[Tra
     return trailer, footer.batch_start
 
 
-def _plausible(footer: layout.Footer, header: SegmentHeader, end: int) -> bool:
+def plausible(footer: layout.Footer, header: SegmentHeader, end: int) -> bool:
     """Whether a footer can be believed so far as to read what it describes."""
     return (
         footer.family == header.family
