@@ -1,5 +1,6 @@
 """R70: a failed fsync is final: a second one would report success although data is gone."""
 
+import contextlib
 import errno
 import os
 import signal
@@ -13,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from momentd_server.app import EXIT_STORAGE_FAILED
 from momentd_server.storage import files
 from momentd_server.storage.failure import StorageFailure
-from momentd_wire.errors import StorageFailed
+from momentd_wire.errors import DaemonUnavailable, StorageFailed
 from momentd_wire.v1 import momentd_pb2 as pb
 from tests.support.local_engine import (
     adam_schema,
@@ -132,40 +133,84 @@ def test_the_flag_is_in_memory_that_outlives_the_engine(tmp_path):
     engine.close()
 
 
-# The daemon with a disk whose first sync of a segment fails.
-_SERVE = """
+# What Python runs at the start of keeper and engine: a disk on which no file can be synced.
+_NO_SYNC = """
 import errno, os
-import momentd_server.engine.engine
 def fail(fd):
     raise OSError(errno.EIO, "Input/output error")
 os.fdatasync = fail
-from momentd_server.cli import main
-main()
 """
 
 
-def test_clients_health_status_and_exit_code_say_so(tmp_path):
-    daemon = RealDaemon(tmp_path, program=("-c", _SERVE))
-    with (
-        daemon,
-        LocalClient(tmp_path / "s", arena_bytes=1 << 20) as client,
-        grpc.insecure_channel(f"unix:{tmp_path}/s.grpc") as channel,
-    ):
-        table = client.open_table(schema=schema(100, 8), name="t")
-        client.update(2, client.table_update(table, np.array([1]), _ones([1])))
-        with pytest.raises(StorageFailed):
-            client.call(flush=pb.FlushRequest())
-        with pytest.raises(StorageFailed, match="dmesg"):
-            client.update(3, client.table_update(table, np.array([1]), _ones([1])))
-        stats = client.call(stats=pb.StatsRequest()).stats
-        assert stats.totals.state == "failed"
-        assert "momentd stop" in stats.totals.failure
-        health = health_pb2_grpc.HealthStub(channel)
-        while _health(health) == health_pb2.HealthCheckResponse.SERVING:
-            time.sleep(0.05)
-        assert daemon.end(signal.SIGTERM) == EXIT_STORAGE_FAILED
+@pytest.fixture
+def broken_disk(tmp_path):
+    """The environment of a daemon on such a disk."""
+    patch = tmp_path / "patch"
+    patch.mkdir()
+    (patch / "sitecustomize.py").write_text(_NO_SYNC)
+    path = os.pathsep.join([str(patch), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "PYTHONPATH": path}
+
+
+def test_clients_health_status_and_exit_code_say_so(tmp_path, broken_disk):
+    daemon = RealDaemon(tmp_path).start(env=broken_disk)
+    try:
+        with (
+            LocalClient(tmp_path / "s", arena_bytes=1 << 20) as client,
+            grpc.insecure_channel(f"unix:{tmp_path}/s.grpc") as channel,
+        ):
+            table = client.open_table(schema=schema(100, 8), name="t")
+            client.update(2, client.table_update(table, np.array([1]), _ones([1])))
+            with pytest.raises(StorageFailed):
+                client.call(flush=pb.FlushRequest())
+            with pytest.raises(StorageFailed, match="dmesg"):
+                client.update(3, client.table_update(table, np.array([1]), _ones([1])))
+            totals = client.call(stats=pb.StatsRequest()).stats.totals
+            assert totals.state == "failed"
+            assert "momentd stop" in totals.failure
+            health = health_pb2_grpc.HealthStub(channel)
+            while _health(health) == health_pb2.HealthCheckResponse.SERVING:
+                time.sleep(0.05)
+    finally:
+        code = daemon.end(signal.SIGTERM)
+    assert code == EXIT_STORAGE_FAILED
     assert "cannot sync" in daemon.errors
-    assert '"stopped"' not in daemon.errors
+    assert '"event": "stopped"' not in daemon.errors
+
+
+def test_the_next_engine_on_the_same_memory_refuses_as_well_and_writes_nothing(
+    tmp_path, broken_disk
+):
+    daemon = RealDaemon(tmp_path).start(env=broken_disk)
+    try:
+        with LocalClient(tmp_path / "s", arena_bytes=1 << 20) as client:
+            table = client.open_table(schema=schema(100, 8), name="t")
+            client.update(2, client.table_update(table, np.array([1]), _ones([1])))
+            with pytest.raises(StorageFailed):
+                client.call(flush=pb.FlushRequest())
+            catalog = (daemon.data_dir / "catalog" / "data.mdb").read_bytes()
+        killed = daemon.kill_engine()
+        with _wait_for_client(tmp_path / "s", killed) as client:
+            totals = client.call(stats=pb.StatsRequest()).stats.totals
+            assert (totals.pid != killed, totals.state) == (True, "failed")
+            assert "earlier engine" in totals.failure
+            with pytest.raises(StorageFailed, match="earlier engine"):
+                client.open_table(schema=schema(100, 8), name="another")
+        assert (daemon.data_dir / "catalog" / "data.mdb").read_bytes() == catalog
+    finally:
+        code = daemon.end(signal.SIGTERM)
+    assert code == EXIT_STORAGE_FAILED
+
+
+def _wait_for_client(path, killed):
+    """A client of the engine that follows the killed one."""
+    while True:
+        with contextlib.suppress(OSError, DaemonUnavailable, EOFError):
+            client = LocalClient(path, arena_bytes=1 << 20)
+            if client.call(stats=pb.StatsRequest()).stats.totals.pid != killed:
+                return client
+            client.__exit__(None, None, None)
+        time.sleep(0.05)
 
 
 def _health(stub):

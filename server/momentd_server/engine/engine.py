@@ -49,6 +49,7 @@ from momentd_server.storage import files, frames
 from momentd_server.storage.catalog import Catalog, DropSession, Put, Stopped
 from momentd_server.storage.datadir import DataDir
 from momentd_server.storage.diskio import ReadPool, aligned_buffer
+from momentd_server.storage.failure import StorageFailure
 from momentd_server.storage.segments import SegmentStore
 from momentd_server.storage.space import ROW_BYTES, SLAB_BYTES, Space
 from momentd_wire.errors import (
@@ -155,10 +156,14 @@ class LocalEngine:
         )
         try:
             kept.keep("lock", datadir.lock_fd)
-            catalog = Catalog.open(datadir)
-            warm_up()
+            failure = StorageFailure()
+            space = None
             if space_fd is not None:
                 space = Space.attach(space_fd, code_version=code_version())
+                failure.keep_in(space.header)  # before anything is written
+            catalog = Catalog.open(datadir, failure)
+            warm_up()
+            if space is not None:
                 space.header["engine_epoch"] = catalog.epoch + 1
                 engine = cls(config, datadir, catalog, space)
                 engine._inherit(kept)
@@ -212,6 +217,8 @@ class LocalEngine:
 
     def _begin_epoch(self) -> None:
         """From here on the last stop counts no more: what it saved is out of date."""
+        if self.failure is not None:
+            return  # nothing is written any more; the next start brings back what was committed
         saved = [DropSession(record.session) for record in self._catalog.sessions()]
         self._catalog.next_epoch()
         if saved:

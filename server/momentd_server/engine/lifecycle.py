@@ -154,6 +154,8 @@ class Tables:
         found = inheritance.blocks()
         records = self._catalog.tables()
         going = [r.id for r in records if r.name is None and r.owner not in known]
+        if self._store.failure.text is not None:
+            going = []  # the next start drops them: nothing is written any more
         if going:  # the end of their session was in work
             self._catalog.commit([DropTable(table_id) for table_id in going])
         staying = [record for record in records if record.id not in going]
@@ -179,10 +181,11 @@ class Tables:
         """Slabs and files that were on their way from one owner to the next."""
         with self._lock:
             used = dict(self._segment_users)
-        for segment in self._store.segments():
+        failed = self._store.failure.text is not None  # what is committed may need any of them
+        for segment in [] if failed else self._store.segments():
             if segment.id not in used:
                 self._store.unlink(segment.id)
-        for _, segment_id, path in list(self._store.datadir.segment_files()):
+        for _, segment_id, path in [] if failed else list(self._store.datadir.segment_files()):
             if segment_id not in used:
                 files.remove_with_folder(path)
         slabs = [slab for table in self.all() for slab in table.slabs.tolist()]

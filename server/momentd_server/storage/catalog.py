@@ -82,8 +82,8 @@ class _State:
 class Catalog:
     """All methods are thread-safe and block until what they did is durable."""
 
-    def __init__(self, file: CatalogFile, state: _State) -> None:
-        self.failure = StorageFailure()  # shared with the segments
+    def __init__(self, file: CatalogFile, state: _State, failure: StorageFailure) -> None:
+        self.failure = failure  # shared with the segments
         self._file = file
         self._state = state
         # Nothing was served since the last orderly stop: what the catalog says is complete.
@@ -93,15 +93,18 @@ class Catalog:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="catalog-writer")
 
     @classmethod
-    def open(cls, datadir: DataDir) -> Catalog:
+    def open(cls, datadir: DataDir, failure: StorageFailure | None = None) -> Catalog:
         """Open or create. Raises Incompatible, CorruptRecord, StorageFailed, OutOfSpace.
 
-        Every entry is read and checked; a catalog that is refused is left as it was.
+        Every entry is read and checked; a catalog that is refused is left as it was. After a
+        `failure` that an earlier engine met it is only read.
         """
+        failure = failure or StorageFailure()
         file = CatalogFile.open(datadir)
         try:
-            catalog = cls(file, _load(file))
-            catalog._forget_empty_families()
+            catalog = cls(file, _load(file), failure)
+            if failure.text is None:
+                catalog._forget_empty_families()
         except BaseException:
             file.close()
             raise
