@@ -5,6 +5,7 @@ from importlib.metadata import version
 import click
 
 from momentd_server.cli import inspect, manage
+from momentd_server.cli.doctor import doctor
 from momentd_server.cli.serve import serve
 from momentd_server.cli.verify import verify
 
@@ -21,6 +22,7 @@ def momentd() -> None:
 
 momentd.add_command(serve)
 momentd.add_command(verify)
+momentd.add_command(doctor)
 for command in (
     inspect.status,
     inspect.tables,

@@ -15,7 +15,8 @@ from momentd_server.storage import files, records
 from momentd_server.storage.datadir import DataDir
 from momentd_server.storage.format import FORMAT_VERSION
 from momentd_server.storage.lmdb_pages import DamagedPages, check_pages
-from momentd_wire.errors import CorruptRecord, Incompatible, MomentdError, StorageFailed
+from momentd_server.storage.migrations import check_version
+from momentd_wire.errors import CorruptRecord, MomentdError, StorageFailed
 
 _DATA_NAME: Final = "data.mdb"
 _FIRST_MAP_BYTES: Final = 4 << 20
@@ -254,12 +255,7 @@ def _inspect(path: Path, store_id: bytes) -> None:
 
 
 def _check_meta(path: Path, meta: dict[str, Any], store_id: bytes) -> None:
-    if meta.get("magic") != _MAGIC or meta.get("format") != FORMAT_VERSION:
-        raise Incompatible(
-            f"{path} has catalog format {meta.get('format')}, this momentd reads {FORMAT_VERSION}: "
-            "use the momentd version that wrote it",
-            path=path,
-        )
+    check_version(meta.get("format") if meta.get("magic") == _MAGIC else None, path, "catalog")
     if meta["store"] != store_id.hex():
         raise CorruptRecord(
             f"{path} belongs to store {meta['store']}, the directory is {store_id.hex()}: "

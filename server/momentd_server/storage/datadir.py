@@ -14,10 +14,10 @@ from typing import Final
 
 from momentd_server.storage import format as layout
 from momentd_server.storage.files import storage_error, sync_directory
+from momentd_server.storage.migrations import check_version
 from momentd_wire.errors import (
     CorruptRecord,
     DaemonUnavailable,
-    Incompatible,
     InvalidArgument,
     PermissionDenied,
 )
@@ -179,6 +179,19 @@ class DataDir:
         os.close(self.lock_fd)
 
 
+def check_usable(path: Path) -> None:
+    """What `DataDir.open` refuses at first sight, of a directory that exists. Changes nothing."""
+    if not path.is_dir():
+        raise InvalidArgument(
+            f"{path} is not a directory: name another one as data directory", path=path
+        )
+    _check_access(path)
+    if _is_read_only(path):
+        raise _access_error(path, OSError(errno.EROFS, os.strerror(errno.EROFS)))
+    _check_filesystem(path, allow_network=False)
+    _check_ours(path)
+
+
 def filesystem_type(path: Path) -> str:
     """The type of the file system below a path, e.g. "ext4"; "" if the kernel does not say."""
     best, kind = "", ""
@@ -277,12 +290,7 @@ def _read_marker(path: Path) -> bytes | None:
         raise InvalidArgument(
             f"{file} is not a momentd marker: name another directory by --data-dir", path=file
         )
-    if int(words[1]) != layout.FORMAT_VERSION:
-        raise Incompatible(
-            f"{path} has data format {int(words[1])}, this momentd reads {layout.FORMAT_VERSION}: "
-            "use the momentd version that wrote it, or name another directory",
-            path=path,
-        )
+    check_version(int(words[1]), path, "data")
     try:
         store_id = bytes.fromhex(words[2].decode())
     except (IndexError, ValueError):

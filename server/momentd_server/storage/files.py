@@ -63,6 +63,17 @@ def open_direct(path: Path, flags: int) -> int:
     return open_buffered(path, flags & ~os.O_EXCL)
 
 
+def reads_directly(path: Path) -> bool:
+    """Whether a file that exists can be read around the page cache."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
+    except OSError:
+        return False
+    takes = _takes_blocks(fd)
+    os.close(fd)
+    return takes
+
+
 def takes_direct_io(folder: Path) -> bool:
     """Whether files in this folder can be opened for direct I/O, tried on a nameless file."""
     try:

@@ -17,10 +17,10 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from momentd_server.storage.hashing import hash_bytes, hash_words
-from momentd_wire.errors import CorruptRecord, Incompatible
+from momentd_server.storage.migrations import FORMAT_VERSION, check_version
+from momentd_wire.errors import CorruptRecord
 
 BLOCK: Final = 4096
-FORMAT_VERSION: Final = 1
 
 MARKER_NAME: Final = "FORMAT"
 LOCK_NAME: Final = "LOCK"
@@ -126,12 +126,7 @@ def unpack_header(block: bytes, path: object) -> SegmentHeader:
             offset=0,
         )
     _, version, _, store_id, family, segment, layout, record_bytes = _HEADER.unpack_from(block)
-    if version != FORMAT_VERSION:
-        raise Incompatible(
-            f"{path} has segment format {version}, this momentd reads {FORMAT_VERSION}: "
-            "use the momentd version that wrote it",
-            path=path,
-        )
+    check_version(version, path, "segment")
     return SegmentHeader(store_id, family, segment, layout, record_bytes)
 
 

@@ -8,7 +8,7 @@ import lmdb
 import pytest
 
 from momentd_server.schema import FieldSpec, Schema
-from momentd_server.storage import catalog_file
+from momentd_server.storage import catalog_file, migrations
 from momentd_server.storage.catalog import (
     Catalog,
     DropSession,
@@ -314,7 +314,7 @@ def test_foreign_lmdb_is_refused_untouched(datadir):
 
 
 def test_newer_catalog_is_refused_untouched_naming_both(closed, datadir, monkeypatch):
-    monkeypatch.setattr(catalog_file, "FORMAT_VERSION", 0)
+    monkeypatch.setattr(migrations, "FORMAT_VERSION", 0)
     _untouched(
         closed,
         lambda: Catalog.open(datadir),
