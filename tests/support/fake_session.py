@@ -157,6 +157,7 @@ class FakeTable:
         where = slice(None) if rows is None else rows
         names = list(stored.fields) if fields is None else fields
         self._daemon.gathered_rows += self.rows if rows is None else len(rows)
+        self.step, self.update_number = stored.step, stored.update_number
         if isinstance(names, str):
             return np.array(stored.fields[names][where])
         return {name: np.array(stored.fields[name][where]) for name in names}

@@ -21,7 +21,7 @@ from momentd._signals import DeferredInterrupt
 from momentd._stream import Stream, UpdateSpec
 from momentd._threads import SingleThreaded, cores_to_spare, throttle_idle_threads
 from momentd.errors import StateRolledBack, UnsupportedFeature
-from momentd.optim import _checkpoint, _groups, _records
+from momentd.optim import _checkpoint, _groups, _portable, _records
 from momentd.optim._fill import fill
 from momentd.optim._options import NUMPY_DTYPE, Options
 from momentd.optim._pending import Part, PendingStep
@@ -333,6 +333,35 @@ class TableOptimizer(Optimizer):
         _checkpoint.load(self, state_dict)
         for hook in self._optimizer_load_state_dict_post_hooks.values():
             hook(self)
+
+    @_outside_compile
+    def save_state(self, path: str | os.PathLike[str]) -> None:
+        """Write the moments and step counters of all parameters to one file, durably.
+
+        For carrying them to another machine or data directory: `load_state` there. Learning rates
+        and other hyper-parameters are not in it; they are in `state_dict()`, which is small. The
+        file has the rows that were ever updated, with checksums; after an error there is none.
+
+        Raises:
+            StateRolledBack: Somebody else changed a table meanwhile, or the daemon lost it.
+            OSError: The file cannot be written.
+        """
+        self.synchronize()
+        _portable.save(self, path)
+
+    @_outside_compile
+    def load_state(self, path: str | os.PathLike[str]) -> None:
+        """Replace all moments and step counters by those of a file of `save_state`.
+
+        Parameters are matched by position. Hyper-parameters stay as they are. After an error, also
+        one in the middle of the file, the optimizer is as it was.
+
+        Raises:
+            InvalidArgument: Not such a file, or its tables do not fit the parameters.
+            CorruptRecord: The file is damaged or cut off; names the byte.
+        """
+        self.synchronize()
+        _portable.load(self, path)
 
     def __getstate__(self) -> dict[str, Any]:
         """A pickle carries the moments, in torch's layout; they go to a daemon on first use."""
