@@ -636,6 +636,128 @@ class FlushReply(_message.Message):
     bytes_written: int
     def __init__(self, bytes_written: _Optional[int] = ...) -> None: ...
 
+class TableSnapshot(_message.Message):
+    __slots__ = ("id", "label", "schema", "step", "update_number", "rows_touched", "table_id")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_NUMBER_FIELD_NUMBER: _ClassVar[int]
+    ROWS_TOUCHED_FIELD_NUMBER: _ClassVar[int]
+    TABLE_ID_FIELD_NUMBER: _ClassVar[int]
+    id: bytes
+    label: str
+    schema: Schema
+    step: int
+    update_number: int
+    rows_touched: int
+    table_id: int
+    def __init__(self, id: _Optional[bytes] = ..., label: _Optional[str] = ..., schema: _Optional[_Union[Schema, _Mapping]] = ..., step: _Optional[int] = ..., update_number: _Optional[int] = ..., rows_touched: _Optional[int] = ..., table_id: _Optional[int] = ...) -> None: ...
+
+class Snapshot(_message.Message):
+    __slots__ = ("name", "run", "created_s", "pinned", "tables", "bytes", "bytes_only")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    CREATED_S_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    BYTES_ONLY_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    run: str
+    created_s: float
+    pinned: bool
+    tables: _containers.RepeatedCompositeFieldContainer[TableSnapshot]
+    bytes: int
+    bytes_only: int
+    def __init__(self, name: _Optional[str] = ..., run: _Optional[str] = ..., created_s: _Optional[float] = ..., pinned: bool = ..., tables: _Optional[_Iterable[_Union[TableSnapshot, _Mapping]]] = ..., bytes: _Optional[int] = ..., bytes_only: _Optional[int] = ...) -> None: ...
+
+class CreateSnapshotRequest(_message.Message):
+    __slots__ = ("sequence", "tables", "run", "name", "pinned")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    PINNED_FIELD_NUMBER: _ClassVar[int]
+    sequence: Sequence
+    tables: _containers.RepeatedCompositeFieldContainer[TableRef]
+    run: str
+    name: str
+    pinned: bool
+    def __init__(self, sequence: _Optional[_Union[Sequence, _Mapping]] = ..., tables: _Optional[_Iterable[_Union[TableRef, _Mapping]]] = ..., run: _Optional[str] = ..., name: _Optional[str] = ..., pinned: bool = ...) -> None: ...
+
+class CreateSnapshotReply(_message.Message):
+    __slots__ = ("snapshot", "created", "bytes_written")
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    CREATED_FIELD_NUMBER: _ClassVar[int]
+    BYTES_WRITTEN_FIELD_NUMBER: _ClassVar[int]
+    snapshot: Snapshot
+    created: bool
+    bytes_written: int
+    def __init__(self, snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., created: bool = ..., bytes_written: _Optional[int] = ...) -> None: ...
+
+class ListSnapshotsRequest(_message.Message):
+    __slots__ = ("run",)
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    def __init__(self, run: _Optional[str] = ...) -> None: ...
+
+class ListSnapshotsReply(_message.Message):
+    __slots__ = ("snapshots",)
+    SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
+    snapshots: _containers.RepeatedCompositeFieldContainer[Snapshot]
+    def __init__(self, snapshots: _Optional[_Iterable[_Union[Snapshot, _Mapping]]] = ...) -> None: ...
+
+class GetSnapshotRequest(_message.Message):
+    __slots__ = ("id", "name")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    id: bytes
+    name: str
+    def __init__(self, id: _Optional[bytes] = ..., name: _Optional[str] = ...) -> None: ...
+
+class GetSnapshotReply(_message.Message):
+    __slots__ = ("snapshot",)
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    snapshot: Snapshot
+    def __init__(self, snapshot: _Optional[_Union[Snapshot, _Mapping]] = ...) -> None: ...
+
+class DeleteSnapshotRequest(_message.Message):
+    __slots__ = ("sequence", "names")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    NAMES_FIELD_NUMBER: _ClassVar[int]
+    sequence: Sequence
+    names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, sequence: _Optional[_Union[Sequence, _Mapping]] = ..., names: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class DeleteSnapshotReply(_message.Message):
+    __slots__ = ("bytes_freed",)
+    BYTES_FREED_FIELD_NUMBER: _ClassVar[int]
+    bytes_freed: int
+    def __init__(self, bytes_freed: _Optional[int] = ...) -> None: ...
+
+class RestoreTableRequest(_message.Message):
+    __slots__ = ("sequence", "id", "name", "replace", "label", "run")
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    REPLACE_FIELD_NUMBER: _ClassVar[int]
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    sequence: Sequence
+    id: bytes
+    name: str
+    replace: bool
+    label: str
+    run: str
+    def __init__(self, sequence: _Optional[_Union[Sequence, _Mapping]] = ..., id: _Optional[bytes] = ..., name: _Optional[str] = ..., replace: bool = ..., label: _Optional[str] = ..., run: _Optional[str] = ...) -> None: ...
+
+class RestoreTableReply(_message.Message):
+    __slots__ = ("table",)
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    table: TableInfo
+    def __init__(self, table: _Optional[_Union[TableInfo, _Mapping]] = ...) -> None: ...
+
 class StatsRequest(_message.Message):
     __slots__ = ("run",)
     RUN_FIELD_NUMBER: _ClassVar[int]
@@ -853,7 +975,7 @@ class StopReply(_message.Message):
     def __init__(self, drain_s: _Optional[float] = ...) -> None: ...
 
 class Request(_message.Message):
-    __slots__ = ("id", "hello", "grow_arena", "drop_arena", "open_table", "get_table", "list_tables", "drop_table", "clone_table", "update", "gather", "scatter", "prefetch", "flush", "stats", "stop", "oversize")
+    __slots__ = ("id", "hello", "grow_arena", "drop_arena", "open_table", "get_table", "list_tables", "drop_table", "clone_table", "update", "gather", "scatter", "prefetch", "flush", "stats", "stop", "create_snapshot", "list_snapshots", "get_snapshot", "delete_snapshot", "restore_table", "oversize")
     ID_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
     GROW_ARENA_FIELD_NUMBER: _ClassVar[int]
@@ -870,6 +992,11 @@ class Request(_message.Message):
     FLUSH_FIELD_NUMBER: _ClassVar[int]
     STATS_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
+    CREATE_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    LIST_SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
+    GET_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    DELETE_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_TABLE_FIELD_NUMBER: _ClassVar[int]
     OVERSIZE_FIELD_NUMBER: _ClassVar[int]
     id: int
     hello: HelloRequest
@@ -887,11 +1014,16 @@ class Request(_message.Message):
     flush: FlushRequest
     stats: StatsRequest
     stop: StopRequest
+    create_snapshot: CreateSnapshotRequest
+    list_snapshots: ListSnapshotsRequest
+    get_snapshot: GetSnapshotRequest
+    delete_snapshot: DeleteSnapshotRequest
+    restore_table: RestoreTableRequest
     oversize: Region
-    def __init__(self, id: _Optional[int] = ..., hello: _Optional[_Union[HelloRequest, _Mapping]] = ..., grow_arena: _Optional[_Union[GrowArenaRequest, _Mapping]] = ..., drop_arena: _Optional[_Union[DropArenaRequest, _Mapping]] = ..., open_table: _Optional[_Union[OpenTableRequest, _Mapping]] = ..., get_table: _Optional[_Union[GetTableRequest, _Mapping]] = ..., list_tables: _Optional[_Union[ListTablesRequest, _Mapping]] = ..., drop_table: _Optional[_Union[DropTableRequest, _Mapping]] = ..., clone_table: _Optional[_Union[CloneTableRequest, _Mapping]] = ..., update: _Optional[_Union[UpdateRequest, _Mapping]] = ..., gather: _Optional[_Union[GatherRequest, _Mapping]] = ..., scatter: _Optional[_Union[ScatterRequest, _Mapping]] = ..., prefetch: _Optional[_Union[PrefetchRequest, _Mapping]] = ..., flush: _Optional[_Union[FlushRequest, _Mapping]] = ..., stats: _Optional[_Union[StatsRequest, _Mapping]] = ..., stop: _Optional[_Union[StopRequest, _Mapping]] = ..., oversize: _Optional[_Union[Region, _Mapping]] = ...) -> None: ...
+    def __init__(self, id: _Optional[int] = ..., hello: _Optional[_Union[HelloRequest, _Mapping]] = ..., grow_arena: _Optional[_Union[GrowArenaRequest, _Mapping]] = ..., drop_arena: _Optional[_Union[DropArenaRequest, _Mapping]] = ..., open_table: _Optional[_Union[OpenTableRequest, _Mapping]] = ..., get_table: _Optional[_Union[GetTableRequest, _Mapping]] = ..., list_tables: _Optional[_Union[ListTablesRequest, _Mapping]] = ..., drop_table: _Optional[_Union[DropTableRequest, _Mapping]] = ..., clone_table: _Optional[_Union[CloneTableRequest, _Mapping]] = ..., update: _Optional[_Union[UpdateRequest, _Mapping]] = ..., gather: _Optional[_Union[GatherRequest, _Mapping]] = ..., scatter: _Optional[_Union[ScatterRequest, _Mapping]] = ..., prefetch: _Optional[_Union[PrefetchRequest, _Mapping]] = ..., flush: _Optional[_Union[FlushRequest, _Mapping]] = ..., stats: _Optional[_Union[StatsRequest, _Mapping]] = ..., stop: _Optional[_Union[StopRequest, _Mapping]] = ..., create_snapshot: _Optional[_Union[CreateSnapshotRequest, _Mapping]] = ..., list_snapshots: _Optional[_Union[ListSnapshotsRequest, _Mapping]] = ..., get_snapshot: _Optional[_Union[GetSnapshotRequest, _Mapping]] = ..., delete_snapshot: _Optional[_Union[DeleteSnapshotRequest, _Mapping]] = ..., restore_table: _Optional[_Union[RestoreTableRequest, _Mapping]] = ..., oversize: _Optional[_Union[Region, _Mapping]] = ...) -> None: ...
 
 class Reply(_message.Message):
-    __slots__ = ("id", "error", "hello", "grow_arena", "drop_arena", "open_table", "get_table", "list_tables", "drop_table", "clone_table", "update", "gather", "scatter", "prefetch", "flush", "stats", "stop", "progress", "fragment", "resumed")
+    __slots__ = ("id", "error", "hello", "grow_arena", "drop_arena", "open_table", "get_table", "list_tables", "drop_table", "clone_table", "update", "gather", "scatter", "prefetch", "flush", "stats", "stop", "progress", "fragment", "resumed", "create_snapshot", "list_snapshots", "get_snapshot", "delete_snapshot", "restore_table")
     ID_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
@@ -912,6 +1044,11 @@ class Reply(_message.Message):
     PROGRESS_FIELD_NUMBER: _ClassVar[int]
     FRAGMENT_FIELD_NUMBER: _ClassVar[int]
     RESUMED_FIELD_NUMBER: _ClassVar[int]
+    CREATE_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    LIST_SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
+    GET_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    DELETE_SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    RESTORE_TABLE_FIELD_NUMBER: _ClassVar[int]
     id: int
     error: Error
     hello: HelloReply
@@ -932,7 +1069,12 @@ class Reply(_message.Message):
     progress: UpdateProgress
     fragment: ReplyFragment
     resumed: Resumed
-    def __init__(self, id: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., hello: _Optional[_Union[HelloReply, _Mapping]] = ..., grow_arena: _Optional[_Union[GrowArenaReply, _Mapping]] = ..., drop_arena: _Optional[_Union[DropArenaReply, _Mapping]] = ..., open_table: _Optional[_Union[OpenTableReply, _Mapping]] = ..., get_table: _Optional[_Union[GetTableReply, _Mapping]] = ..., list_tables: _Optional[_Union[ListTablesReply, _Mapping]] = ..., drop_table: _Optional[_Union[DropTableReply, _Mapping]] = ..., clone_table: _Optional[_Union[CloneTableReply, _Mapping]] = ..., update: _Optional[_Union[UpdateReply, _Mapping]] = ..., gather: _Optional[_Union[GatherReply, _Mapping]] = ..., scatter: _Optional[_Union[ScatterReply, _Mapping]] = ..., prefetch: _Optional[_Union[PrefetchReply, _Mapping]] = ..., flush: _Optional[_Union[FlushReply, _Mapping]] = ..., stats: _Optional[_Union[StatsReply, _Mapping]] = ..., stop: _Optional[_Union[StopReply, _Mapping]] = ..., progress: _Optional[_Union[UpdateProgress, _Mapping]] = ..., fragment: _Optional[_Union[ReplyFragment, _Mapping]] = ..., resumed: _Optional[_Union[Resumed, _Mapping]] = ...) -> None: ...
+    create_snapshot: CreateSnapshotReply
+    list_snapshots: ListSnapshotsReply
+    get_snapshot: GetSnapshotReply
+    delete_snapshot: DeleteSnapshotReply
+    restore_table: RestoreTableReply
+    def __init__(self, id: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., hello: _Optional[_Union[HelloReply, _Mapping]] = ..., grow_arena: _Optional[_Union[GrowArenaReply, _Mapping]] = ..., drop_arena: _Optional[_Union[DropArenaReply, _Mapping]] = ..., open_table: _Optional[_Union[OpenTableReply, _Mapping]] = ..., get_table: _Optional[_Union[GetTableReply, _Mapping]] = ..., list_tables: _Optional[_Union[ListTablesReply, _Mapping]] = ..., drop_table: _Optional[_Union[DropTableReply, _Mapping]] = ..., clone_table: _Optional[_Union[CloneTableReply, _Mapping]] = ..., update: _Optional[_Union[UpdateReply, _Mapping]] = ..., gather: _Optional[_Union[GatherReply, _Mapping]] = ..., scatter: _Optional[_Union[ScatterReply, _Mapping]] = ..., prefetch: _Optional[_Union[PrefetchReply, _Mapping]] = ..., flush: _Optional[_Union[FlushReply, _Mapping]] = ..., stats: _Optional[_Union[StatsReply, _Mapping]] = ..., stop: _Optional[_Union[StopReply, _Mapping]] = ..., progress: _Optional[_Union[UpdateProgress, _Mapping]] = ..., fragment: _Optional[_Union[ReplyFragment, _Mapping]] = ..., resumed: _Optional[_Union[Resumed, _Mapping]] = ..., create_snapshot: _Optional[_Union[CreateSnapshotReply, _Mapping]] = ..., list_snapshots: _Optional[_Union[ListSnapshotsReply, _Mapping]] = ..., get_snapshot: _Optional[_Union[GetSnapshotReply, _Mapping]] = ..., delete_snapshot: _Optional[_Union[DeleteSnapshotReply, _Mapping]] = ..., restore_table: _Optional[_Union[RestoreTableReply, _Mapping]] = ...) -> None: ...
 
 class Resumed(_message.Message):
     __slots__ = ("engine_epoch", "done")

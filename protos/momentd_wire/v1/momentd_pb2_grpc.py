@@ -102,6 +102,31 @@ class MomentdStub(object):
                 request_serializer=momentd__wire_dot_v1_dot_momentd__pb2.FlushRequest.SerializeToString,
                 response_deserializer=momentd__wire_dot_v1_dot_momentd__pb2.FlushReply.FromString,
                 _registered_method=True)
+        self.CreateSnapshot = channel.unary_unary(
+                '/momentd_wire.v1.Momentd/CreateSnapshot',
+                request_serializer=momentd__wire_dot_v1_dot_momentd__pb2.CreateSnapshotRequest.SerializeToString,
+                response_deserializer=momentd__wire_dot_v1_dot_momentd__pb2.CreateSnapshotReply.FromString,
+                _registered_method=True)
+        self.ListSnapshots = channel.unary_unary(
+                '/momentd_wire.v1.Momentd/ListSnapshots',
+                request_serializer=momentd__wire_dot_v1_dot_momentd__pb2.ListSnapshotsRequest.SerializeToString,
+                response_deserializer=momentd__wire_dot_v1_dot_momentd__pb2.ListSnapshotsReply.FromString,
+                _registered_method=True)
+        self.GetSnapshot = channel.unary_unary(
+                '/momentd_wire.v1.Momentd/GetSnapshot',
+                request_serializer=momentd__wire_dot_v1_dot_momentd__pb2.GetSnapshotRequest.SerializeToString,
+                response_deserializer=momentd__wire_dot_v1_dot_momentd__pb2.GetSnapshotReply.FromString,
+                _registered_method=True)
+        self.DeleteSnapshot = channel.unary_unary(
+                '/momentd_wire.v1.Momentd/DeleteSnapshot',
+                request_serializer=momentd__wire_dot_v1_dot_momentd__pb2.DeleteSnapshotRequest.SerializeToString,
+                response_deserializer=momentd__wire_dot_v1_dot_momentd__pb2.DeleteSnapshotReply.FromString,
+                _registered_method=True)
+        self.RestoreTable = channel.unary_unary(
+                '/momentd_wire.v1.Momentd/RestoreTable',
+                request_serializer=momentd__wire_dot_v1_dot_momentd__pb2.RestoreTableRequest.SerializeToString,
+                response_deserializer=momentd__wire_dot_v1_dot_momentd__pb2.RestoreTableReply.FromString,
+                _registered_method=True)
         self.Stats = channel.unary_unary(
                 '/momentd_wire.v1.Momentd/Stats',
                 request_serializer=momentd__wire_dot_v1_dot_momentd__pb2.StatsRequest.SerializeToString,
@@ -218,6 +243,41 @@ class MomentdServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CreateSnapshot(self, request, context):
+        """Makes a snapshot: a named, durable, consistent cut of tables. Updates go on meanwhile.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListSnapshots(self, request, context):
+        """Describes all snapshots, or those of one run.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetSnapshot(self, request, context):
+        """Describes one snapshot.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteSnapshot(self, request, context):
+        """Deletes snapshots: all that are named, or none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RestoreTable(self, request, context):
+        """Makes a new table with the content of a snapshot's table.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Stats(self, request, context):
         """What the daemon holds and does.
         """
@@ -306,6 +366,31 @@ def add_MomentdServicer_to_server(servicer, server):
                     servicer.Flush,
                     request_deserializer=momentd__wire_dot_v1_dot_momentd__pb2.FlushRequest.FromString,
                     response_serializer=momentd__wire_dot_v1_dot_momentd__pb2.FlushReply.SerializeToString,
+            ),
+            'CreateSnapshot': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateSnapshot,
+                    request_deserializer=momentd__wire_dot_v1_dot_momentd__pb2.CreateSnapshotRequest.FromString,
+                    response_serializer=momentd__wire_dot_v1_dot_momentd__pb2.CreateSnapshotReply.SerializeToString,
+            ),
+            'ListSnapshots': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSnapshots,
+                    request_deserializer=momentd__wire_dot_v1_dot_momentd__pb2.ListSnapshotsRequest.FromString,
+                    response_serializer=momentd__wire_dot_v1_dot_momentd__pb2.ListSnapshotsReply.SerializeToString,
+            ),
+            'GetSnapshot': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetSnapshot,
+                    request_deserializer=momentd__wire_dot_v1_dot_momentd__pb2.GetSnapshotRequest.FromString,
+                    response_serializer=momentd__wire_dot_v1_dot_momentd__pb2.GetSnapshotReply.SerializeToString,
+            ),
+            'DeleteSnapshot': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteSnapshot,
+                    request_deserializer=momentd__wire_dot_v1_dot_momentd__pb2.DeleteSnapshotRequest.FromString,
+                    response_serializer=momentd__wire_dot_v1_dot_momentd__pb2.DeleteSnapshotReply.SerializeToString,
+            ),
+            'RestoreTable': grpc.unary_unary_rpc_method_handler(
+                    servicer.RestoreTable,
+                    request_deserializer=momentd__wire_dot_v1_dot_momentd__pb2.RestoreTableRequest.FromString,
+                    response_serializer=momentd__wire_dot_v1_dot_momentd__pb2.RestoreTableReply.SerializeToString,
             ),
             'Stats': grpc.unary_unary_rpc_method_handler(
                     servicer.Stats,
@@ -677,6 +762,141 @@ class Momentd(object):
             '/momentd_wire.v1.Momentd/Flush',
             momentd__wire_dot_v1_dot_momentd__pb2.FlushRequest.SerializeToString,
             momentd__wire_dot_v1_dot_momentd__pb2.FlushReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateSnapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/momentd_wire.v1.Momentd/CreateSnapshot',
+            momentd__wire_dot_v1_dot_momentd__pb2.CreateSnapshotRequest.SerializeToString,
+            momentd__wire_dot_v1_dot_momentd__pb2.CreateSnapshotReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSnapshots(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/momentd_wire.v1.Momentd/ListSnapshots',
+            momentd__wire_dot_v1_dot_momentd__pb2.ListSnapshotsRequest.SerializeToString,
+            momentd__wire_dot_v1_dot_momentd__pb2.ListSnapshotsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetSnapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/momentd_wire.v1.Momentd/GetSnapshot',
+            momentd__wire_dot_v1_dot_momentd__pb2.GetSnapshotRequest.SerializeToString,
+            momentd__wire_dot_v1_dot_momentd__pb2.GetSnapshotReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteSnapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/momentd_wire.v1.Momentd/DeleteSnapshot',
+            momentd__wire_dot_v1_dot_momentd__pb2.DeleteSnapshotRequest.SerializeToString,
+            momentd__wire_dot_v1_dot_momentd__pb2.DeleteSnapshotReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RestoreTable(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/momentd_wire.v1.Momentd/RestoreTable',
+            momentd__wire_dot_v1_dot_momentd__pb2.RestoreTableRequest.SerializeToString,
+            momentd__wire_dot_v1_dot_momentd__pb2.RestoreTableReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -120,6 +120,36 @@ class MomentdStub:
     ]
     """Makes tables durable as they are now."""
 
+    CreateSnapshot: grpc.UnaryUnaryMultiCallable[
+        momentd_wire.v1.momentd_pb2.CreateSnapshotRequest,
+        momentd_wire.v1.momentd_pb2.CreateSnapshotReply,
+    ]
+    """Makes a snapshot: a named, durable, consistent cut of tables. Updates go on meanwhile."""
+
+    ListSnapshots: grpc.UnaryUnaryMultiCallable[
+        momentd_wire.v1.momentd_pb2.ListSnapshotsRequest,
+        momentd_wire.v1.momentd_pb2.ListSnapshotsReply,
+    ]
+    """Describes all snapshots, or those of one run."""
+
+    GetSnapshot: grpc.UnaryUnaryMultiCallable[
+        momentd_wire.v1.momentd_pb2.GetSnapshotRequest,
+        momentd_wire.v1.momentd_pb2.GetSnapshotReply,
+    ]
+    """Describes one snapshot."""
+
+    DeleteSnapshot: grpc.UnaryUnaryMultiCallable[
+        momentd_wire.v1.momentd_pb2.DeleteSnapshotRequest,
+        momentd_wire.v1.momentd_pb2.DeleteSnapshotReply,
+    ]
+    """Deletes snapshots: all that are named, or none."""
+
+    RestoreTable: grpc.UnaryUnaryMultiCallable[
+        momentd_wire.v1.momentd_pb2.RestoreTableRequest,
+        momentd_wire.v1.momentd_pb2.RestoreTableReply,
+    ]
+    """Makes a new table with the content of a snapshot's table."""
+
     Stats: grpc.UnaryUnaryMultiCallable[
         momentd_wire.v1.momentd_pb2.StatsRequest,
         momentd_wire.v1.momentd_pb2.StatsReply,
@@ -225,6 +255,36 @@ class MomentdAsyncStub:
         momentd_wire.v1.momentd_pb2.FlushReply,
     ]
     """Makes tables durable as they are now."""
+
+    CreateSnapshot: grpc.aio.UnaryUnaryMultiCallable[
+        momentd_wire.v1.momentd_pb2.CreateSnapshotRequest,
+        momentd_wire.v1.momentd_pb2.CreateSnapshotReply,
+    ]
+    """Makes a snapshot: a named, durable, consistent cut of tables. Updates go on meanwhile."""
+
+    ListSnapshots: grpc.aio.UnaryUnaryMultiCallable[
+        momentd_wire.v1.momentd_pb2.ListSnapshotsRequest,
+        momentd_wire.v1.momentd_pb2.ListSnapshotsReply,
+    ]
+    """Describes all snapshots, or those of one run."""
+
+    GetSnapshot: grpc.aio.UnaryUnaryMultiCallable[
+        momentd_wire.v1.momentd_pb2.GetSnapshotRequest,
+        momentd_wire.v1.momentd_pb2.GetSnapshotReply,
+    ]
+    """Describes one snapshot."""
+
+    DeleteSnapshot: grpc.aio.UnaryUnaryMultiCallable[
+        momentd_wire.v1.momentd_pb2.DeleteSnapshotRequest,
+        momentd_wire.v1.momentd_pb2.DeleteSnapshotReply,
+    ]
+    """Deletes snapshots: all that are named, or none."""
+
+    RestoreTable: grpc.aio.UnaryUnaryMultiCallable[
+        momentd_wire.v1.momentd_pb2.RestoreTableRequest,
+        momentd_wire.v1.momentd_pb2.RestoreTableReply,
+    ]
+    """Makes a new table with the content of a snapshot's table."""
 
     Stats: grpc.aio.UnaryUnaryMultiCallable[
         momentd_wire.v1.momentd_pb2.StatsRequest,
@@ -357,6 +417,46 @@ class MomentdServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[momentd_wire.v1.momentd_pb2.FlushReply, collections.abc.Awaitable[momentd_wire.v1.momentd_pb2.FlushReply]]:
         """Makes tables durable as they are now."""
+
+    @abc.abstractmethod
+    def CreateSnapshot(
+        self,
+        request: momentd_wire.v1.momentd_pb2.CreateSnapshotRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[momentd_wire.v1.momentd_pb2.CreateSnapshotReply, collections.abc.Awaitable[momentd_wire.v1.momentd_pb2.CreateSnapshotReply]]:
+        """Makes a snapshot: a named, durable, consistent cut of tables. Updates go on meanwhile."""
+
+    @abc.abstractmethod
+    def ListSnapshots(
+        self,
+        request: momentd_wire.v1.momentd_pb2.ListSnapshotsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[momentd_wire.v1.momentd_pb2.ListSnapshotsReply, collections.abc.Awaitable[momentd_wire.v1.momentd_pb2.ListSnapshotsReply]]:
+        """Describes all snapshots, or those of one run."""
+
+    @abc.abstractmethod
+    def GetSnapshot(
+        self,
+        request: momentd_wire.v1.momentd_pb2.GetSnapshotRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[momentd_wire.v1.momentd_pb2.GetSnapshotReply, collections.abc.Awaitable[momentd_wire.v1.momentd_pb2.GetSnapshotReply]]:
+        """Describes one snapshot."""
+
+    @abc.abstractmethod
+    def DeleteSnapshot(
+        self,
+        request: momentd_wire.v1.momentd_pb2.DeleteSnapshotRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[momentd_wire.v1.momentd_pb2.DeleteSnapshotReply, collections.abc.Awaitable[momentd_wire.v1.momentd_pb2.DeleteSnapshotReply]]:
+        """Deletes snapshots: all that are named, or none."""
+
+    @abc.abstractmethod
+    def RestoreTable(
+        self,
+        request: momentd_wire.v1.momentd_pb2.RestoreTableRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[momentd_wire.v1.momentd_pb2.RestoreTableReply, collections.abc.Awaitable[momentd_wire.v1.momentd_pb2.RestoreTableReply]]:
+        """Makes a new table with the content of a snapshot's table."""
 
     @abc.abstractmethod
     def Stats(

@@ -23,6 +23,7 @@ from momentd_server.obs.latency import LatencySummary
 
 if TYPE_CHECKING:
     from momentd_server.engine.sessions import Session, Sessions, Ticket
+    from momentd_server.engine.snapshots import SnapshotView
     from momentd_server.rules import SparseAdamHyper
     from momentd_server.schema import FieldSpec, Schema
 
@@ -313,6 +314,52 @@ class Engine(Protocol):
 
     def flush(self, ids: Sequence[int]) -> int:
         """Make tables (none named: all) durable as they are now; returns record bytes written."""
+        ...
+
+    def create_snapshot(
+        self, tables: Sequence[tuple[int, int]], *, run: str | None, name: str | None, pinned: bool
+    ) -> tuple[SnapshotView, bool, int]:
+        """One consistent cut of tables (id, generation), or of all tables of a run.
+
+        Returns (snapshot, whether it is new, bytes written). Durable on return; updates go on
+        meanwhile. If nothing has changed since a snapshot of the same tables, that is returned.
+
+        Raises TableNotFound, TableInUse (the name), OutOfSpace, StorageFailed.
+        """
+        ...
+
+    def list_snapshots(self, run: str | None = None) -> list[SnapshotView]:
+        """All snapshots, or those of one run, oldest first."""
+        ...
+
+    def get_snapshot(
+        self,
+        *,
+        id: bytes | None = None,  # noqa: A002
+        name: str | None = None,
+    ) -> SnapshotView:
+        """The one with this name, or the newest with a table of this id. SnapshotNotFound."""
+        ...
+
+    def delete_snapshots(self, names: Sequence[str]) -> int:
+        """All of these or none; returns the bytes that nothing else needed. SnapshotNotFound."""
+        ...
+
+    def restore_table(
+        self,
+        session: Session,
+        *,
+        id: bytes,  # noqa: A002
+        name: str | None,
+        label: str | None,
+        run: str,
+        replace: bool,
+    ) -> TableView:
+        """A new table with the content of a snapshot's table (its 16-byte id).
+
+        Without a name it is the session's. `replace`: a table of that name that no session uses
+        goes. Raises SnapshotNotFound, TableInUse, CorruptRecord.
+        """
         ...
 
     def stats(self, run: str | None = None) -> EngineStats:

@@ -20,6 +20,7 @@ from typing import Final
 
 import numpy as np
 
+from momentd_server.engine.cuts import Cut
 from momentd_server.engine.flight import read_error
 from momentd_server.engine.lane import Lane
 from momentd_server.engine.lifecycle import Tables
@@ -122,6 +123,9 @@ class Compactor:
         self._tables = tables
         self._ratio = ratio
         self._made_room = made_room
+        # Of the snapshots, which are made later: finds out which records a family's cuts have;
+        # whether one was not known.
+        self.find_out: Callable[[int], bool] = lambda _family: False
         self._readers = ReadPool(_READERS)
         self._outputs: dict[int, Segment] = {}  # of each family the one that is written to
         self._left_alone: set[int] = set()  # segments with unreadable records
@@ -230,6 +234,8 @@ class Compactor:
             limit = self._ratio * family.needed_bytes + _SLACK_BYTES
             if family.disk_bytes <= limit:
                 continue
+            if self.find_out(family.id):
+                return self._choose()  # more is known than before
             self._behind = family.disk_bytes > limit + _LARGE_DEBT * family.needed_bytes
             shares = {s: family.share(s) for s in self._candidates(family)}
             best = min(shares, key=lambda s: shares[s], default=None)
@@ -261,11 +267,18 @@ class Compactor:
                 continue  # its files stay as they are
             segments = {s.id: s for table in tables for s in list(table.segments.values())}
             entry_bytes = tables[0].geometry.record_bytes + ENTRY_BYTES
+            kept = [each.cut for each in self._tables.kept.get(family_id, ())]
+            segments |= {s: self._store.get(s) for cut in kept for s in cut.segments.tolist()}
             needed = {
-                s: min(sum(t.needed_records(s) for t in tables) * entry_bytes, segments[s].fill)
+                s: min(self._needed_records(s, tables, kept) * entry_bytes, segments[s].fill)
                 for s in segments
             }
             yield _Family(family_id, tables, segments, needed)
+
+    @staticmethod
+    def _needed_records(segment: int, tables: Sequence[Table], kept: Sequence[Cut]) -> int:
+        records = sum(table.needed_records(segment) for table in tables)
+        return records + sum(cut.only_here(segment) for cut in kept)
 
     def _candidates(self, family: _Family) -> list[int]:
         return [
@@ -273,8 +286,12 @@ class Compactor:
             for s in family.segments.values()
             if not s.writable
             and s.id not in self._left_alone
-            and not any(t.cut.is_unknown and s.id in t.cut for t in family.tables)
+            and not any(cut.is_unknown and s.id in cut for cut in self._cuts(family))
         ]
+
+    def _cuts(self, family: _Family) -> list[Cut]:
+        kept = [each.cut for each in self._tables.kept.get(family.id, ())]
+        return [*(table.cut for table in family.tables), *kept]
 
     # ------------------------------------------------------------------------------ one segment
 
@@ -344,6 +361,8 @@ class Compactor:
         slots = np.int64(first) + np.arange(count, dtype=np.int64) * segment.record_bytes
         needed = np.zeros(count, np.bool_)
         unbacked = np.zeros(count, np.bool_)
+        for each in self._tables.kept.get(segment.family, ()):
+            each.cut.mark(segment.id, first, needed)
         for table in tables:
             table.cut.mark(segment.id, first, needed)
             for start in range(0, count, _JOB_ROWS):
@@ -400,7 +419,22 @@ class Compactor:
                 part = slice(start, start + _JOB_ROWS)
                 with self._lane:
                     self._publish(table, source, target, rows[part], old[part], new[part])
+        self._copy_kept(tables, source, target, old, new)
         tables[0].counters.bytes_compacted += count * nbytes
+
+    def _copy_kept(
+        self, tables: Sequence[Table], source: Segment, target: Segment, old: np.ndarray,
+        new: np.ndarray,
+    ) -> None:  # fmt: skip
+        """Cuts of snapshots whose tables are gone. Those of the others follow their table."""
+        followed = {id(cut) for table in tables for cut in table.kept_cuts}
+        for each in self._tables.kept.get(source.family, ()):
+            if id(each.cut) not in followed:
+                with self._lane:
+                    moved = np.zeros(old.size, np.bool_)
+                    each.cut.copied(old, new, moved, source.id, target.id)
+            if target.id in each.cut:
+                self._tables.use(each.user, [target.id])
 
     def _publish(
         self, table: Table, source: Segment, target: Segment, rows: np.ndarray, old: np.ndarray,
@@ -416,7 +450,8 @@ class Compactor:
         table.live[source.id] = table.live.get(source.id, 0) - n_moved
         if n_unbacked:
             table.supersede(old[unbacked])
-        table.cut.copied(old, new, moved, source.id, target.id)
+        for cut in (table.cut, *table.kept_cuts):
+            cut.copied(old, new, moved, source.id, target.id)
 
     def _output_for(self, source: Segment, count: int) -> Segment:
         output = self._outputs.get(source.family)
@@ -452,9 +487,12 @@ class Compactor:
         tables = [table for table in family if segment.id in table.segments]
         if any(t.live.get(segment.id, 0) or not t.cut.is_copied(segment.id) for t in tables):
             return False
+        kept = [k for k in self._tables.kept.get(segment.family, ()) if segment.id in k.cut]
+        if not all(each.cut.is_copied(segment.id) for each in kept):
+            return False
         holders = [table for table in tables if segment.id in table.cut]
-        if holders:
-            self._tables.commit_without(segment.id, holders)
+        if holders or kept:
+            self._tables.commit_without(segment.id, holders, kept)
         for table in tables:
             self._tables.spiller.release_unneeded(table)
         for table in family[:1]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 
 from momentd_server.engine.api import Rows
 from momentd_server.storage import compaction_kernels as kernels
+from momentd_server.storage import snapshot_kernels
 from momentd_server.storage.format import SEGMENT_BYTES
+from momentd_server.storage.records import SnapshotRecord
 
 
 class Cut:
@@ -101,3 +104,70 @@ class Cut:
         self.bits = np.insert(self.bits, at, 0, axis=0)
         self.only = np.insert(self.only, at, 0)
         return at
+
+    def written(self, segment: int, slots: Rows, updates: Rows, number: int) -> int:
+        """In the lane: records of one segment were written; those not above `number` belong here.
+
+        Returns how many do.
+        """
+        at = self._position(segment)
+        if at is None:
+            at = self._add(segment)
+        return snapshot_kernels.mark_written(
+            slots, updates, number, self._record_bytes, self.bits[at]
+        )
+
+    def records(self) -> Rows:
+        """Records of the cut in each of `segments`."""
+        return np.array([snapshot_kernels.count_bits(bits) for bits in self.bits], np.int64)
+
+    def without_empty(self) -> Cut:
+        """The same without segments that have no record of it."""
+        cut = Cut(self._record_bytes)
+        chosen = self.records() > 0
+        cut.segments, cut.bits, cut.only = (
+            self.segments[chosen], self.bits[chosen], self.only[chosen],
+        )  # fmt: skip
+        return cut
+
+
+class SnapshotCut:
+    """The cut of a table of which a snapshot is being written. Changes in the lane."""
+
+    def __init__(self, number: int, step: int, digest: int, cut: Cut) -> None:
+        self.number = number  # versions above it do not belong to the snapshot
+        self.step = step
+        self.digest = digest  # of what was written last; complete when nothing is pending
+        self.cut = cut
+        self.records_written = 0
+        self.failure: BaseException | None = None
+
+    def written(self, segment: int, slots: Rows, updates: Rows, deltas: np.ndarray) -> None:
+        """A batch was written, whosoever wanted it."""
+        mine = updates <= self.number
+        if mine.any():
+            self.digest = (self.digest + int(deltas[mine].sum(dtype=np.uint64))) & (1 << 64) - 1
+            self.records_written += self.cut.written(segment, slots, updates, self.number)
+
+    def fail(self, error: BaseException) -> None:
+        """A batch could not be written, and its records may have been changed since."""
+        self.failure = self.failure or error
+
+
+class KeptCut:
+    """The cut of one table of a snapshot that is kept."""
+
+    def __init__(self, snapshot: str, position: int, user: int, cut: Cut) -> None:
+        self.snapshot = snapshot  # its name
+        self.position = position  # of the table in it
+        self.user = user  # of segments; below 0, so that it is no table
+        self.cut = cut
+
+    def with_segments(
+        self, record: SnapshotRecord, segments: tuple[tuple[int, int], ...]
+    ) -> SnapshotRecord:
+        """The snapshot with other segments for this table."""
+        tables = list(record.tables)
+        mine = tables[self.position]
+        tables[self.position] = replace(mine, manifest=replace(mine.manifest, segments=segments))
+        return replace(record, tables=tuple(tables))

@@ -37,6 +37,7 @@ from momentd_server.engine.mutations import Encode, EncodeCounters, Mutations, S
 from momentd_server.engine.prefetch import Prefetcher
 from momentd_server.engine.scratch import Scratches
 from momentd_server.engine.sessions import Session, Sessions, Ticket
+from momentd_server.engine.snapshots import Snapshots, SnapshotView
 from momentd_server.engine.spill import Cleaner
 from momentd_server.engine.table import Table
 from momentd_server.engine.touch import Toucher
@@ -60,6 +61,7 @@ from momentd_wire.errors import (
     SessionNotFound,
     StorageFailed,
     TableInUse,
+    TableNotFound,
 )
 
 log = logging.getLogger("momentd.engine")
@@ -106,8 +108,10 @@ class LocalEngine:
         self.tables.spiller.make_room = self.compactor.make_room
         self._toucher = Toucher(
             space, self._lane, self._pool, self._cache, self._cleaner, self._store, self._readers,
-            limit,
+            limit, self.tables.spiller.spill_listed,
         )  # fmt: skip
+        self.snapshots = Snapshots(space, self._lane, self.tables, catalog, self._store)
+        self.compactor.find_out = self.snapshots.find_out
         self._ledger = Ledger(space)
         self.sessions = Sessions(config.max_sessions, config.attach_grace_s, ledger=self._ledger)
         self._mutations = Mutations(space, self._ledger, self._toucher, self._pool)
@@ -190,6 +194,7 @@ class LocalEngine:
         # Only an orderly stop saves sessions that are complete.
         self.sessions.restore(self._catalog.sessions() if in_order else [])
         kept = [session.id for session in self.sessions.all()]
+        self.snapshots.recover()
         self.tables.recover(kept, in_order=in_order)
         self._assign_tables()
 
@@ -198,6 +203,7 @@ class LocalEngine:
         known = self.sessions.inherit()
         for session, arenas in known:
             take_inherited(session, arenas, kept)
+        self.snapshots.recover()
         inheritance = Inheritance(self._space, self._lane, self._pool, self._store)
         self.tables.inherit(inheritance, [session.id for session, _ in known])
         self._mutations.roll_forward(self.tables.find, self.sessions.by_stream)
@@ -357,6 +363,59 @@ class LocalEngine:
 
     def _drop_tables_of(self, session_id: bytes) -> None:
         self._drop([t for t in self._all_tables() if t.record.owner == session_id])
+
+    # ------------------------------------------------------------------------------ snapshots
+
+    def create_snapshot(
+        self, tables: Sequence[tuple[int, int]], *, run: str | None, name: str | None, pinned: bool
+    ) -> tuple[SnapshotView, bool, int]:
+        if run is not None:
+            found = [t for t in self._all_tables() if t.record.run == run and t.broken is None]
+            tables = [(table.id, table.generation) for table in found]
+        if not tables:
+            raise TableNotFound(
+                f"there is nothing to make a snapshot of: no table in run {run!r}"
+                if run is not None
+                else "there is nothing to make a snapshot of: name tables, or a run"
+            )
+        with self._request(), self._entered(tables) as entered:
+            label = run if run is not None else entered[0].record.run
+            ordered = sorted(entered, key=lambda table: table.id)
+            return self.snapshots.create(ordered, label, name, pinned=pinned)
+
+    def list_snapshots(self, run: str | None = None) -> list[SnapshotView]:
+        return self.snapshots.all(run)
+
+    def get_snapshot(
+        self,
+        *,
+        id: bytes | None = None,
+        name: str | None = None,
+    ) -> SnapshotView:
+        if id is not None:
+            return self.snapshots.find(id)[0]
+        return self.snapshots.get(name or "")
+
+    def delete_snapshots(self, names: Sequence[str]) -> int:
+        with self._request():
+            return self.snapshots.delete(names)
+
+    def restore_table(
+        self, session: Session, *, id: bytes, name: str | None, label: str | None, run: str,  # noqa: A002
+        replace: bool,
+    ) -> TableView:  # fmt: skip
+        with self._request():
+            if replace and name is not None:
+                known = next((t for t in self._all_tables() if t.record.name == name), None)
+                if known is not None:
+                    self._check_unused(known, None)
+            table = self.snapshots.restore(
+                session, id, name=name, label=label, run=run, replace=replace
+            )
+            self._check_open(session)
+            return self._view(table)
+
+    # ------------------------------------------------------------------------------ flush
 
     def flush(self, ids: Sequence[int]) -> int:
         with self._request():

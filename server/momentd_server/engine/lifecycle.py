@@ -16,7 +16,7 @@ import numpy as np
 from momentd_server import rules
 from momentd_server.engine.api import OpenMode
 from momentd_server.engine.cache import Cache
-from momentd_server.engine.cuts import Cut
+from momentd_server.engine.cuts import Cut, KeptCut
 from momentd_server.engine.inherit import Inheritance
 from momentd_server.engine.lane import Lane
 from momentd_server.engine.sessions import Session
@@ -26,7 +26,14 @@ from momentd_server.obs import machine
 from momentd_server.schema import MAX_RECORD_BYTES, Schema
 from momentd_server.storage import blocks, compaction_kernels, files, frames, recovery
 from momentd_server.storage.blocks import MAX_TABLES
-from momentd_server.storage.catalog import Catalog, DropTable, Manifest, Put, TableRecord
+from momentd_server.storage.catalog import (
+    Catalog,
+    DropTable,
+    Manifest,
+    Put,
+    TableRecord,
+    TableSnapshot,
+)
 from momentd_server.storage.segments import SegmentStore
 from momentd_server.storage.space import Space, extent_bytes
 from momentd_wire.errors import (
@@ -68,6 +75,8 @@ class Tables:
         # Held while records change segments, and by who relies on which segments a table has. It is
         # taken after gates and before the lane.
         self.moving = threading.Lock()
+        # Cuts of snapshots by family, whether their tables still exist or not. Under `moving`.
+        self.kept: dict[int, list[KeptCut]] = {}
         self._naming = threading.Lock()  # one named table is opened or created at a time
         self.spiller = Spiller(
             space, lane, store, lambda table, segments: self.release(table.id, segments)
@@ -144,7 +153,10 @@ class Tables:
             self._catalog.commit(changes)
         if going:
             log.info("dropped %d tables of sessions that are gone", len(going))
-        recovery.delete_unlisted(self._store, [(r.family, r.manifest) for r in staying])
+        snapshots = [table for each in self._catalog.snapshots() for table in each.tables]
+        recovery.delete_unlisted(
+            self._store, [(each.family, each.manifest) for each in (*staying, *snapshots)]
+        )
         for record in staying:
             self._bring_back(record)
 
@@ -213,7 +225,7 @@ class Tables:
             self.use(table.id, [segment for segment, _ in manifest.segments])
             return
         table.live = dict(result.live_records)
-        table.rows_touched = result.rows_touched
+        table.rows_touched, table.digest = result.rows_touched, result.digest
         table.segments = {s: self._store.get(s) for s, _ in manifest.segments}
         table.cut = self._make_cut(table, comes_back=record.name is not None)
         self._register(table)
@@ -297,6 +309,7 @@ class Tables:
             block["update_number"] = record.manifest.update_number
             block["step"] = record.manifest.step
             block["state"] = blocks.TABLE_WHOLE
+            block["digest"] = block["digest_torn"] = 0
             block["id"] = record.id
             return Table(self._space, record, int(free[0]))
 
@@ -367,6 +380,8 @@ class Tables:
                 clone.live = {s: n for s, n in source.live.items() if n}
                 clone.segments = {s: source.segments[s] for s in clone.live}
                 clone.rows_touched = source.rows_touched
+                clone.block["digest"] = source.block["digest"]
+                clone.block["digest_torn"] = source.block["digest_torn"]
                 self.use(source.id, clone.segments)
                 self._commit_new(clone, session)
         if name is not None:
@@ -495,6 +510,60 @@ class Tables:
         self.spiller.wake_compactor(False)
         return written
 
+    # ------------------------------------------------------------------------------ restore
+
+    def restore(
+        self, session: Session, snapshot: TableSnapshot, name: str | None, label: str, run: str,
+        *, replace_named: bool,
+    ) -> Table:  # fmt: skip
+        """A new table with the content of a snapshot. Records come in as they are touched.
+
+        replace_named: a table of that name that nobody uses goes, in the same commit.
+        """
+        with self._naming:
+            old = self._by_name.get(name) if name is not None else None
+            if old is not None and not replace_named:
+                raise TableInUse(f"a table named {name!r} exists already", name=str(name))
+            generation = self._catalog.allocate_generation(snapshot.family)
+            record = TableRecord(
+                id=self._catalog.allocate_table(), family=snapshot.family, layout=snapshot.layout,
+                name=name, label=label, run=run, schema=snapshot.schema, created_s=time.time(),
+                owner=None if name is not None else session.id,
+                manifest=replace(snapshot.manifest, generation=generation),
+            )  # fmt: skip
+            table = self._make(record)
+            listed = [segment for segment, _ in snapshot.manifest.segments]
+            self.use(table.id, listed)
+            try:
+                result = recovery.rebuild(
+                    self._store, record.family, record.manifest, record.schema,
+                    table.location.view(np.uint64), table.check,
+                )  # fmt: skip
+                table.live = {s: n for s, n in result.live_records.items() if n}
+                table.segments = {s: self._store.get(s) for s in listed}
+                table.rows_touched, table.digest = result.rows_touched, result.digest
+                table.cut = self._make_cut(table, comes_back=name is not None)
+                self._replace(old, table, session)
+            except BaseException:
+                if self.find(table.id) is None:
+                    self._unmake(table)
+                    self.release(table.id, listed)
+                raise
+        self.spiller.release_unneeded(table)
+        return table
+
+    def _replace(self, old: Table | None, table: Table, session: Session) -> None:
+        if old is None:
+            self._commit_new(table, session)
+            return
+        with old.gate.alone(), self.moving:
+            self._catalog.commit([DropTable(old.id), Put(table.record)])
+            self._take_out(old)
+            self._register(table)
+        table.openers.add(session.id)
+        session.has_opened(table.id)
+        self._let_go(old)
+
     def _make_cut(self, table: Table, *, comes_back: bool) -> Cut:
         """Of what is on disk now, under `moving`: nothing of the table is dirty.
 
@@ -512,8 +581,8 @@ class Tables:
                 )
         return cut
 
-    def commit_without(self, victim: int, tables: Sequence[Table]) -> None:
-        """Under `moving`: the committed states of these tables use the copies of its records.
+    def commit_without(self, victim: int, tables: Sequence[Table], kept: Sequence[KeptCut]) -> None:
+        """Under `moving`: these committed states and snapshots use the copies of its records.
 
         Raises StorageFailed and OutOfSpace with the committed states as they were.
         """
@@ -524,11 +593,23 @@ class Tables:
             counted = tuple((segment.id, segment.durable) for segment in segments)
             manifest = replace(table.record.manifest, segments=counted)
             records.append(replace(table.record, manifest=manifest))
-        self._catalog.commit([Put(record) for record in records])
+        snapshots = {each.name: each for each in self._catalog.snapshots()}
+        for each in kept:
+            segments = [self._store.get(int(s)) for s in each.cut.segments if s != victim]
+            self._store.sync(segments)
+            counted = tuple((segment.id, segment.durable) for segment in segments)
+            snapshots[each.snapshot] = each.with_segments(snapshots[each.snapshot], counted)
+        changed = [snapshots[name] for name in dict.fromkeys(each.snapshot for each in kept)]
+        self._catalog.commit([Put(record) for record in (*records, *changed)])
         for table, record in zip(tables, records, strict=True):
             table.record = record
             with self._lane:
                 table.cut.forget(victim)
+        for each in kept:
+            self.use(each.user, each.cut.segments.tolist())
+            with self._lane:
+                each.cut.forget(victim)
+            self.release(each.user, [victim])
 
 
 def _check_whole(table: Table) -> None:

@@ -16,9 +16,11 @@ import numpy as np
 
 from momentd_server.engine.api import Rows
 from momentd_server.engine.cache import Cache
+from momentd_server.engine.cuts import SnapshotCut
 from momentd_server.engine.lane import Lane
 from momentd_server.engine.table import Table
 from momentd_server.storage import hashing, location, victim_kernels
+from momentd_server.storage import snapshot_kernels as kernels
 from momentd_server.storage.diskio import aligned_buffer
 from momentd_server.storage.segments import Segment, SegmentStore, fitting_bytes
 from momentd_server.storage.space import Space
@@ -74,17 +76,72 @@ class Spiller:
                     self._choose(table, batch, wanted)
                 else:
                     self._turn(table, batch, age=0)
-                if not batch.count:
-                    return batch.queued
-                try:
-                    self._write(table, batch)
-                except BaseException:
-                    with self._lane:
-                        batch.withdraw(self._words)
-                    raise
-                return self._publish(table, batch) + batch.queued
+                return self._write_and_publish(table, batch) + batch.queued
             finally:
                 self._buffers.append(batch.buffer)
+
+    def spill_cut(self, table: Table, cut: SnapshotCut, hand: Rows) -> bool:
+        """Write one batch of records that a snapshot's cut still lacks; False at the last frame.
+
+        `hand`: int64[1], the next frame to look at; 0 at first.
+        """
+        with table.spilling:
+            slabs = table.slabs
+            batch = _Batch(table, self._take_buffer())
+            try:
+                total = slabs.size * table.geometry.frames
+                job = max(1, _JOB_BYTES // table.geometry.record_bytes)
+                while hand[0] < total and batch.count < batch.capacity:
+                    wanted = min(job, batch.capacity - batch.count)
+                    with self._lane:
+                        if table.slabs is not slabs:
+                            hand[0] = 0  # frames came or went: all are looked at again
+                            break
+                        batch.count += kernels.copy_pending(
+                            slabs, hand, cut.number, wanted, _JOB_FRAMES, self._space.bytes,
+                            self._words, table.geo, *batch.rest(),
+                        )  # fmt: skip
+                self._write_and_publish(table, batch)
+                return table.slabs is not slabs or hand[0] < total
+            finally:
+                self._buffers.append(batch.buffer)
+
+    def spill_listed(self, table: Table, cut: SnapshotCut, find: Callable[[], Rows]) -> None:
+        """Write those of the records that `find` finds, in the lane, that a snapshot still lacks.
+
+        Whoever is about to change them waits for that, and for nothing else of the snapshot.
+        """
+        with table.spilling:
+            written = -1
+            while written:
+                batch = _Batch(table, self._take_buffer())
+                try:
+                    with self._lane:
+                        if table.snapshot is not cut:
+                            return
+                        batch.count = kernels.copy_listed(
+                            find(), cut.number, batch.capacity, self._space.bytes, self._words,
+                            table.geo, *batch.rest(),
+                        )  # fmt: skip
+                    written = batch.count
+                    self._write_and_publish(table, batch)
+                finally:
+                    self._buffers.append(batch.buffer)
+
+    def _write_and_publish(self, table: Table, batch: _Batch) -> int:
+        """Under the table's `spilling`. Returns how many frames became clean."""
+        if not batch.count:
+            return 0
+        try:
+            self._write(table, batch)
+        except BaseException as error:
+            with self._lane:
+                batch.withdraw(self._words)
+                if table.snapshot is not None:
+                    # What was changed since it was copied is lost to the cut.
+                    table.snapshot.fail(error)
+            raise
+        return self._publish(table, batch)
 
     def spill_all(self, table: Table) -> int:
         """Write until nothing is dirty (nobody may update the table meanwhile). Returns bytes."""
@@ -162,7 +219,8 @@ class Spiller:
         hashing.hash_records(records.view(np.uint64), offsets, batch.rows[:count], initial, hashes)
         checks = np.empty(count, np.uint32)
         hashing.fold_checks(hashes, table.family, checks)
-        delta = int((hashes - batch.old[:count].view(np.uint64)).sum(dtype=np.uint64))
+        deltas = hashes - batch.old[:count].view(np.uint64)
+        delta = int(deltas.sum(dtype=np.uint64))
         versions = np.uint64(table.version(0)) | batch.updates[:count].view(np.uint64)
 
         try:
@@ -176,6 +234,7 @@ class Spiller:
             raise
         batch.slots = np.int64(location.slot(segment.id, first)) + offsets
         batch.hashes, batch.checks, batch.segment = hashes, checks, segment
+        batch.deltas = deltas
         table.counters.bytes_written += count * record_bytes
 
     def _check_space(self, wanted_bytes: int) -> None:
@@ -209,6 +268,13 @@ class Spiller:
 
     def _publish(self, table: Table, batch: _Batch) -> int:
         cleaned_in_all = 0
+        with self._lane:
+            # A row's digest goes on from what was written last, changed meanwhile or not.
+            table.begin_publishing(int(batch.deltas.sum(dtype=np.uint64)))
+            if table.snapshot is not None:
+                table.snapshot.written(
+                    batch.segment.id, batch.slots, batch.updates[: batch.count], batch.deltas
+                )
         old_slots = np.empty(_PUBLISH_FRAMES, np.int64)
         for start in range(0, batch.count, _PUBLISH_FRAMES):
             part = slice(start, min(start + _PUBLISH_FRAMES, batch.count))
@@ -223,6 +289,8 @@ class Spiller:
                 table.live[segment] = table.live.get(segment, 0) + cleaned
                 table.supersede(old_slots[:cleaned])
             cleaned_in_all += cleaned
+        with self._lane:
+            table.end_publishing()
         self.release_unneeded(table)
         self.wake_compactor(False)
         return cleaned_in_all
@@ -253,6 +321,7 @@ class _Batch:
         self.slots: Rows
         self.hashes: np.ndarray
         self.checks: np.ndarray
+        self.deltas: np.ndarray  # by how much each changes the table's digest
         self.segment: Segment
 
     def rest(self) -> tuple[np.ndarray, ...]:

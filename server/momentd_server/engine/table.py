@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from momentd_server.engine.api import Rows, TableStats, TableView
-from momentd_server.engine.cuts import Cut
+from momentd_server.engine.cuts import Cut, SnapshotCut
 from momentd_server.engine.flight import Flight
 from momentd_server.engine.gate import Gate
 from momentd_server.engine.retirement import Retirement
@@ -23,6 +23,7 @@ from momentd_server.storage.segments import Segment
 from momentd_server.storage.space import META_BYTES, Geometry, Space
 from momentd_wire.errors import MomentdError
 
+_DIGEST_MASK: Final = (1 << 64) - 1
 # Entries of a table's queue of victims; more frames than that are never cleaned ahead.
 MAX_VICTIMS: Final = 1 << 20
 
@@ -48,7 +49,9 @@ class Counters:
 class Table:
     """Fields without a comment are constant; the others change in the lane, unless said."""
 
-    def __init__(self, space: Space, record: TableRecord, block: int) -> None:
+    def __init__(  # noqa: PLR0915
+        self, space: Space, record: TableRecord, block: int
+    ) -> None:
         self.record = record  # replaced by commits, with the table alone
         self.id = record.id
         self.family = record.family
@@ -96,6 +99,9 @@ class Table:
         self.live: dict[int, int] = {}  # segment -> records that a location or backing refers to
         self.segments: dict[int, Segment] = {}
         self.cut = Cut(self.geometry.record_bytes)  # what the committed state needs
+        self.kept_cuts: list[Cut] = []  # of snapshots of this table
+        self.snapshot: SnapshotCut | None = None  # that is being written
+        self._digest: int | None = None  # with the batch that is being published
         self.rows_touched = 0
         self.counters = Counters()
 
@@ -213,6 +219,35 @@ class Table:
             segment = int(lowest + k)
             self.live[segment] = self.live.get(segment, 0) - int(counts[k])
         self.cut.superseded(slots)
+        for cut in self.kept_cuts:
+            cut.superseded(slots)
+
+    @property
+    def digest(self) -> int | None:
+        """Sum of the hashes of all records as written last, modulo 2**64; None: not known.
+
+        What is in memory only counts once it is written.
+        """
+        return None if int(self.block["digest_torn"]) else int(self.block["digest"])
+
+    @digest.setter
+    def digest(self, digest: int) -> None:
+        self.block["digest"] = digest
+        self.block["digest_torn"] = 0
+
+    def begin_publishing(self, delta: int) -> None:
+        """In the lane: a batch is written, its frames follow."""
+        digest = self.digest
+        self.block["digest_torn"] = 1
+        if digest is not None:
+            self._digest = (digest + delta) & _DIGEST_MASK
+        else:
+            self._digest = None
+
+    def end_publishing(self) -> None:
+        """In the lane: all frames of the batch know of it."""
+        if self._digest is not None:
+            self.digest = self._digest
 
     def take_retired(self) -> list[int]:
         """In the lane: segments that this table let go of, and that no read in flight may use."""

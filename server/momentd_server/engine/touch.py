@@ -8,6 +8,7 @@ Apply: the job runs in the lane, over memory only: it cannot fail for want of an
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 import time
@@ -18,16 +19,18 @@ import numpy as np
 
 from momentd_server.engine.api import Rows
 from momentd_server.engine.cache import Cache
+from momentd_server.engine.cuts import SnapshotCut
 from momentd_server.engine.flight import SHORT, Fetch, Flight, Touch, read_error
 from momentd_server.engine.lane import Lane
 from momentd_server.engine.spill import Cleaner
 from momentd_server.engine.table import Table
 from momentd_server.jit import Pool
 from momentd_server.storage import frames, location
+from momentd_server.storage import snapshot_kernels as kernels
 from momentd_server.storage.diskio import READ_OK, ReadPool
 from momentd_server.storage.segments import SegmentStore
 from momentd_server.storage.space import SLAB_BYTES, Space, least_cache_bytes
-from momentd_wire.errors import CacheTooSmall
+from momentd_wire.errors import CacheTooSmall, MomentdError
 
 T = TypeVar("T")
 _SHARING_ATTEMPTS: Final = 3
@@ -38,7 +41,7 @@ _LEAST_ROWS: Final = 2048  # below this a second thread costs more than it bring
 class Toucher:
     """Runs jobs over resident rows. Thread-safe; the caller's thread waits."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917
         self,
         space: Space,
         lane: Lane,
@@ -48,6 +51,7 @@ class Toucher:
         store: SegmentStore,
         readers: ReadPool,
         request_record_bytes: int,
+        write_listed: Callable[[Table, SnapshotCut, Callable[[], Rows]], None],
     ) -> None:
         self._space = space
         self._words = space.words.view(np.int64)
@@ -58,6 +62,7 @@ class Toucher:
         self._store = store
         self._readers = readers
         self._limit_bytes = request_record_bytes
+        self._write_listed = write_listed
         self._admission = Lane()
         self._changed = threading.Condition()  # guards the two fields below
         self._events = 0
@@ -79,14 +84,42 @@ class Toucher:
                 resident = self._look_up(touches)
                 if attempt == 0:
                     self._count(touches)
-                if resident:
+                if resident and not self._pending(touches):
                     return job()
+            if resident:
+                self._write_pending(touches)
+                continue
             # What others bring may be gone again before it is used: not for ever.
             flight = self._admit(touches, share=attempt < _SHARING_ATTEMPTS)
             done, result = self._complete(flight, touches, job)
             if done:
                 return cast("T", result)
         raise AssertionError
+
+    def _pending(self, touches: Sequence[Touch]) -> bool:
+        """In the lane, after a look-up: whether a snapshot still lacks records of these rows."""
+        return any(
+            touch.table.snapshot is not None
+            and kernels.count_pending(touch.index, self._words, touch.table.snapshot.number)
+            for touch in touches
+        )
+
+    def _write_pending(self, touches: Sequence[Touch]) -> None:
+        """The rows are about to be changed: what a snapshot lacks of them is written first."""
+        for touch in touches:
+            cut = touch.table.snapshot
+            if cut is not None:
+                try:
+                    self._write_listed(touch.table, cut, functools.partial(self._index_of, touch))
+                except MomentdError as error:
+                    # The snapshot fails, not the request.
+                    with self._lane:
+                        cut.fail(error)
+                        touch.table.snapshot = None
+
+    def _index_of(self, touch: Touch) -> Rows:
+        self._look_up([touch])
+        return touch.index
 
     def find(self, touch: Touch) -> bool:
         """Before anything is served: look the rows up; whether all are in frames."""
@@ -304,7 +337,9 @@ class Toucher:
                 try:
                     changed = sum(self._publish(fetch, pins=0) for fetch in flight.fetches)
                     self._land(flight)
-                    return (False, None) if changed else (True, job())
+                    if changed or self._pending(touches):
+                        return False, None
+                    return True, job()
                 finally:
                     self._unpin(flight.fetches)
         finally:
@@ -326,7 +361,9 @@ class Toucher:
         flight.waits_for = []
         with self._lane:
             try:
-                return (True, job()) if self._look_up(touches) else (False, None)
+                if not self._look_up(touches) or self._pending(touches):
+                    return False, None
+                return True, job()
             finally:
                 self._unpin(flight.fetches)
 

@@ -33,13 +33,18 @@ Call: TypeAlias = (
     pb.OpenTableRequest | pb.GetTableRequest | pb.ListTablesRequest | pb.DropTableRequest
     | pb.CloneTableRequest | pb.UpdateRequest | pb.GatherRequest | pb.ScatterRequest
     | pb.PrefetchRequest | pb.FlushRequest | pb.StatsRequest | pb.StopRequest
+    | pb.CreateSnapshotRequest | pb.ListSnapshotsRequest | pb.GetSnapshotRequest
+    | pb.DeleteSnapshotRequest | pb.RestoreTableRequest
 )  # fmt: skip
 
 _SEQUENCED: Final = (
     pb.OpenTableRequest, pb.DropTableRequest, pb.CloneTableRequest, pb.UpdateRequest,
-    pb.ScatterRequest,
+    pb.ScatterRequest, pb.CreateSnapshotRequest, pb.DeleteSnapshotRequest, pb.RestoreTableRequest,
 )  # fmt: skip
-_SESSIONLESS: Final = (pb.GetTableRequest, pb.ListTablesRequest, pb.StatsRequest, pb.StopRequest)
+_SESSIONLESS: Final = (
+    pb.GetTableRequest, pb.ListTablesRequest, pb.StatsRequest, pb.StopRequest,
+    pb.ListSnapshotsRequest, pb.GetSnapshotRequest,
+)  # fmt: skip
 # After these the request may be sent again under the same number.
 _NOT_FINAL: Final = (DaemonUnavailable, Cancelled)
 
@@ -93,6 +98,11 @@ class Dispatcher:
             pb.FlushRequest: self._flush,
             pb.StatsRequest: self._get_stats,
             pb.StopRequest: self._stop,
+            pb.CreateSnapshotRequest: self._create_snapshot,
+            pb.ListSnapshotsRequest: self._list_snapshots,
+            pb.GetSnapshotRequest: self._get_snapshot,
+            pb.DeleteSnapshotRequest: self._delete_snapshot,
+            pb.RestoreTableRequest: self._restore_table,
         }
 
     def drain(self) -> None:
@@ -391,6 +401,65 @@ class Dispatcher:
             id=call.table.id, generation=call.table.generation, rows=rows
         )
         return pb.Reply(prefetch=pb.PrefetchReply(reading=reading))
+
+    # ------------------------------------------------------------------------------- snapshots
+
+    def _create_snapshot(self, session: Session | None, request: Request) -> pb.Reply:
+        call = request.call
+        assert isinstance(call, pb.CreateSnapshotRequest)
+        if bool(call.tables) == call.HasField("run"):
+            raise InvalidArgument("say of what: either tables or a run")
+        view, created, written = self._engine.create_snapshot(
+            [(table.id, table.generation) for table in call.tables],
+            run=decode.text(call.run, "run") if call.HasField("run") else None,
+            name=call.name if call.HasField("name") else None,
+            pinned=call.pinned,
+        )
+        reply = pb.CreateSnapshotReply(
+            snapshot=encode.snapshot(view), created=created, bytes_written=written
+        )
+        return pb.Reply(create_snapshot=reply)
+
+    def _list_snapshots(self, session: Session | None, request: Request) -> pb.Reply:
+        call = request.call
+        assert isinstance(call, pb.ListSnapshotsRequest)
+        views = self._engine.list_snapshots(call.run if call.HasField("run") else None)
+        return pb.Reply(
+            list_snapshots=pb.ListSnapshotsReply(snapshots=[encode.snapshot(v) for v in views])
+        )
+
+    def _get_snapshot(self, session: Session | None, request: Request) -> pb.Reply:
+        call = request.call
+        assert isinstance(call, pb.GetSnapshotRequest)
+        which = call.WhichOneof("which")
+        if which is None:
+            raise InvalidArgument("say which snapshot: id or name")
+        view = (
+            self._engine.get_snapshot(id=call.id)
+            if which == "id"
+            else self._engine.get_snapshot(name=call.name)
+        )
+        return pb.Reply(get_snapshot=pb.GetSnapshotReply(snapshot=encode.snapshot(view)))
+
+    def _delete_snapshot(self, session: Session | None, request: Request) -> pb.Reply:
+        call = request.call
+        assert isinstance(call, pb.DeleteSnapshotRequest)
+        freed = self._engine.delete_snapshots(list(call.names))
+        return pb.Reply(delete_snapshot=pb.DeleteSnapshotReply(bytes_freed=freed))
+
+    def _restore_table(self, session: Session | None, request: Request) -> pb.Reply:
+        call = request.call
+        assert isinstance(call, pb.RestoreTableRequest)
+        assert session is not None
+        view = self._engine.restore_table(
+            session,
+            id=call.id,
+            name=decode.table_name(call.name) if call.HasField("name") else None,
+            label=decode.text(call.label, "label") if call.HasField("label") else None,
+            run=decode.text(call.run, "run") if call.HasField("run") else session.run,
+            replace=call.replace,
+        )
+        return pb.Reply(restore_table=pb.RestoreTableReply(table=encode.table(view)))
 
     # ------------------------------------------------------------------------------- the rest
 

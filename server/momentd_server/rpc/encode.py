@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from momentd_server.engine.api import EngineTotals, TableStats, TableView
+from momentd_server.engine.snapshots import SnapshotView
 from momentd_server.obs.latency import LatencySummary
 from momentd_server.schema import FieldSpec, Schema
 from momentd_wire import codec
@@ -101,4 +102,29 @@ def engine_totals(totals: EngineTotals) -> pb.Totals:
 def _latency(summary: LatencySummary) -> pb.Latency:
     return pb.Latency(
         p50_s=summary.p50_s, p90_s=summary.p90_s, p99_s=summary.p99_s, max_s=summary.max_s
+    )
+
+
+def snapshot(view: SnapshotView) -> pb.Snapshot:
+    """A snapshot as the wire describes it."""
+    record = view.record
+    return pb.Snapshot(
+        name=record.name,
+        run=record.run,
+        created_s=record.created_s,
+        pinned=record.pinned,
+        tables=[
+            pb.TableSnapshot(
+                id=entry.id,
+                label=entry.label,
+                schema=schema(entry.schema),
+                step=entry.manifest.step,
+                update_number=entry.manifest.update_number,
+                rows_touched=entry.rows_touched,
+                table_id=entry.table,
+            )
+            for entry in record.tables
+        ],
+        bytes=view.nbytes,
+        bytes_only=view.only_bytes,
     )

@@ -93,6 +93,25 @@ class Service(pb_grpc.MomentdServicer):
     def Flush(self, request: pb.FlushRequest, context: grpc.ServicerContext) -> Any:
         return self._plain(request, context).flush
 
+    def CreateSnapshot(
+        self, request: pb.CreateSnapshotRequest, context: grpc.ServicerContext
+    ) -> Any:
+        return self._plain(request, context).create_snapshot
+
+    def ListSnapshots(self, request: pb.ListSnapshotsRequest, context: grpc.ServicerContext) -> Any:
+        return self._plain(request, context).list_snapshots
+
+    def GetSnapshot(self, request: pb.GetSnapshotRequest, context: grpc.ServicerContext) -> Any:
+        return self._plain(request, context).get_snapshot
+
+    def DeleteSnapshot(
+        self, request: pb.DeleteSnapshotRequest, context: grpc.ServicerContext
+    ) -> Any:
+        return self._plain(request, context).delete_snapshot
+
+    def RestoreTable(self, request: pb.RestoreTableRequest, context: grpc.ServicerContext) -> Any:
+        return self._plain(request, context).restore_table
+
     def Stop(self, request: pb.StopRequest, context: grpc.ServicerContext) -> Any:
         return self._plain(request, context).stop
 

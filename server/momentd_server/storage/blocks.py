@@ -47,6 +47,9 @@ TABLE_DTYPE: Final = np.dtype(
         ("rows", "<u8"),
         ("record_bytes", "<u8"),
         ("state", "<u8"),
+        # Sum of the hashes of all records as written last, modulo 2**64.
+        ("digest", "<u8"),
+        ("digest_torn", "<u8"),  # 1: a batch is being published, the sum is ahead of its frames
     ]
 )
 

@@ -18,20 +18,30 @@ from momentd_server.storage.catalog_file import CatalogFile, Kind, Write
 from momentd_server.storage.datadir import DataDir
 from momentd_server.storage.failure import StorageFailure
 from momentd_server.storage.location import GENERATION_SHIFT
-from momentd_server.storage.records import Manifest, SessionRecord, StreamRecord, TableRecord
+from momentd_server.storage.records import (
+    Manifest,
+    SessionRecord,
+    SnapshotRecord,
+    StreamRecord,
+    TableRecord,
+    TableSnapshot,
+)
 from momentd_wire.errors import MomentdError, SchemaMismatch, StorageFailed
 
 __all__ = [
     "Catalog",
     "Change",
     "DropSession",
+    "DropSnapshot",
     "DropTable",
     "Manifest",
     "Put",
     "SessionRecord",
+    "SnapshotRecord",
     "Stopped",
     "StreamRecord",
     "TableRecord",
+    "TableSnapshot",
 ]
 
 _Result = TypeVar("_Result")
@@ -45,7 +55,7 @@ _MOST_GENERATIONS: Final = 1 << (64 - int(GENERATION_SHIFT))
 class Put:
     """Add or replace a record."""
 
-    record: TableRecord | SessionRecord
+    record: TableRecord | SessionRecord | SnapshotRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +69,16 @@ class DropSession:
 
 
 @dataclass(frozen=True, slots=True)
+class DropSnapshot:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
 class Stopped:
     """Everything is in the catalog. The next start's epoch ends it, durably, before it serves."""
 
 
-Change = Put | DropTable | DropSession | Stopped
+Change = Put | DropTable | DropSession | DropSnapshot | Stopped
 
 
 @dataclass(slots=True)
@@ -72,6 +87,7 @@ class _State:
 
     tables: dict[int, TableRecord] = field(default_factory=dict[int, TableRecord])
     sessions: dict[bytes, SessionRecord] = field(default_factory=dict[bytes, SessionRecord])
+    snapshots: dict[str, SnapshotRecord] = field(default_factory=dict[str, SnapshotRecord])
     # Family id -> last generation given out. Kept for dropped families until the process ends:
     # a clone that is being made may still need it.
     generations: dict[int, int] = field(default_factory=dict[int, int])
@@ -132,6 +148,11 @@ class Catalog:
         with self._lock:
             return list(self._state.sessions.values())
 
+    def snapshots(self) -> list[SnapshotRecord]:
+        """All snapshots, oldest first."""
+        with self._lock:
+            return sorted(self._state.snapshots.values(), key=lambda each: each.created_s)
+
     def allocate_table(self) -> int:
         """A table id never given out before, from 1."""
         return self._allocate("table")
@@ -173,10 +194,14 @@ class Catalog:
     def _commit(self, changes: Sequence[Change]) -> None:
         tables = dict(self._state.tables)
         sessions = dict(self._state.sessions)
+        snapshots = dict(self._state.snapshots)
         writes: list[Write] = []
         for change in changes:
             if isinstance(change, Put):
-                writes += self._put(change.record, tables, sessions)
+                writes += self._put(change.record, tables, sessions, snapshots)
+            elif isinstance(change, DropSnapshot):
+                if snapshots.pop(change.name, None) is not None:
+                    writes.append((Kind.SNAPSHOT, change.name.encode(), None))
             elif isinstance(change, Stopped):
                 epoch = self._state.reserved.get("epoch", 0)
                 writes.append((Kind.COUNTER, b"stopped", {"value": epoch}))
@@ -186,21 +211,26 @@ class Catalog:
             elif sessions.pop(change.session, None) is not None:
                 writes.append((Kind.SESSION, change.session, None))
         _check_names(tables)
-        left = {table.family for table in tables.values()}
-        gone = {table.family for table in self._state.tables.values()} - left
+        left = _families(tables, snapshots)
+        gone = _families(self._state.tables, self._state.snapshots) - left
         writes += [(Kind.FAMILY, _key(family), None) for family in gone]
         if writes:
             self._write(writes)
         with self._lock:
             self._state.tables = tables
             self._state.sessions = sessions
+            self._state.snapshots = snapshots
 
     def _put(
         self,
-        record: TableRecord | SessionRecord,
+        record: TableRecord | SessionRecord | SnapshotRecord,
         tables: dict[int, TableRecord],
         sessions: dict[bytes, SessionRecord],
+        snapshots: dict[str, SnapshotRecord],
     ) -> list[Write]:
+        if isinstance(record, SnapshotRecord):
+            snapshots[record.name] = record
+            return [(Kind.SNAPSHOT, record.name.encode(), records.snapshot_body(record))]
         if isinstance(record, SessionRecord):
             sessions[record.session] = record
             return [(Kind.SESSION, record.session, records.session_body(record))]
@@ -254,7 +284,7 @@ class Catalog:
 
     def _forget_empty_families(self) -> None:
         """Families of tables that were never committed, or of drops: their ids are not reused."""
-        used = {table.family for table in self._state.tables.values()}
+        used = _families(self._state.tables, self._state.snapshots)
         empty = self._state.generations.keys() - used
         if empty:
             self._in_writer(
@@ -288,6 +318,9 @@ def _load(file: CatalogFile) -> _State:
             case Kind.TABLE:
                 table = records.table_of(body)
                 state.tables[table.id] = table
+            case Kind.SNAPSHOT:
+                snapshot = records.snapshot_of(body)
+                state.snapshots[snapshot.name] = snapshot
             case Kind.SESSION:
                 state.sessions[key] = records.session_of(key, body)
             case Kind.FAMILY:
@@ -295,6 +328,12 @@ def _load(file: CatalogFile) -> _State:
             case Kind.COUNTER:
                 state.reserved[key.decode()] = body["value"]
     return state
+
+
+def _families(tables: dict[int, TableRecord], snapshots: dict[str, SnapshotRecord]) -> set[int]:
+    """Those that somebody needs."""
+    of_snapshots = {table.family for each in snapshots.values() for table in each.tables}
+    return {table.family for table in tables.values()} | of_snapshots
 
 
 def _check_names(tables: dict[int, TableRecord]) -> None:

@@ -32,6 +32,7 @@ class Kind(enum.Enum):
     TABLE = b"t"  # table id, 8 bytes big-endian
     FAMILY = b"f"  # family id, 8 bytes big-endian
     SESSION = b"s"  # session id, 16 bytes
+    SNAPSHOT = b"n"  # its name
     COUNTER = b"c"  # name
 
 

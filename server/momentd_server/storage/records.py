@@ -45,6 +45,31 @@ class TableRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class TableSnapshot:
+    """One table of a snapshot, as of its cut."""
+
+    id: bytes  # 16 bytes: a digest of the content, the same wherever the content is the same
+    table: int  # of which it was taken
+    label: str
+    family: int
+    layout: int
+    schema: Schema
+    manifest: Manifest
+    rows_touched: int
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRecord:
+    """A consistent cut of tables of a run. Everything it lists is durable."""
+
+    name: str
+    run: str
+    created_s: float  # seconds since the epoch
+    pinned: bool  # only a person deletes it
+    tables: tuple[TableSnapshot, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StreamRecord:
     """The last outcome of one stream of a session."""
 
@@ -92,8 +117,66 @@ def value_hash(value: bytes) -> int:
     return int.from_bytes(value[-_HASH_BYTES:], "little")
 
 
+def snapshot_body(snapshot: SnapshotRecord) -> dict[str, Any]:
+    return {
+        "name": snapshot.name,
+        "run": snapshot.run,
+        "created_s": snapshot.created_s,
+        "pinned": snapshot.pinned,
+        "tables": [
+            {
+                "id": table.id.hex(),
+                "table": table.table,
+                "label": table.label,
+                "family": table.family,
+                "layout": table.layout,
+                "schema": _schema_body(table.schema),
+                "manifest": _manifest_body(table.manifest),
+                "rows_touched": table.rows_touched,
+            }
+            for table in snapshot.tables
+        ],
+    }
+
+
+def snapshot_of(body: dict[str, Any]) -> SnapshotRecord:
+    tables = tuple(
+        TableSnapshot(
+            id=bytes.fromhex(table["id"]),
+            table=table["table"],
+            label=table["label"],
+            family=table["family"],
+            layout=table["layout"],
+            schema=_schema_of(table["schema"]),
+            manifest=_manifest_of(table["manifest"]),
+            rows_touched=table["rows_touched"],
+        )
+        for table in body["tables"]
+    )
+    return SnapshotRecord(body["name"], body["run"], body["created_s"], body["pinned"], tables)
+
+
+def _manifest_body(manifest: Manifest) -> dict[str, Any]:
+    return {
+        "generation": manifest.generation,
+        "step": manifest.step,
+        "update_number": manifest.update_number,
+        "segments": manifest.segments,
+        "ancestry": manifest.ancestry,
+    }
+
+
+def _manifest_of(manifest: dict[str, Any]) -> Manifest:
+    return Manifest(
+        generation=manifest["generation"],
+        step=manifest["step"],
+        update_number=manifest["update_number"],
+        segments=tuple((segment, counted) for segment, counted in manifest["segments"]),
+        ancestry=tuple((generation, cap) for generation, cap in manifest["ancestry"]),
+    )
+
+
 def table_body(table: TableRecord) -> dict[str, Any]:
-    manifest = table.manifest
     return {
         "id": table.id,
         "family": table.family,
@@ -104,18 +187,11 @@ def table_body(table: TableRecord) -> dict[str, Any]:
         "schema": _schema_body(table.schema),
         "created_s": table.created_s,
         "owner": None if table.owner is None else table.owner.hex(),
-        "manifest": {
-            "generation": manifest.generation,
-            "step": manifest.step,
-            "update_number": manifest.update_number,
-            "segments": manifest.segments,
-            "ancestry": manifest.ancestry,
-        },
+        "manifest": _manifest_body(table.manifest),
     }
 
 
 def table_of(body: dict[str, Any]) -> TableRecord:
-    manifest = body["manifest"]
     return TableRecord(
         id=body["id"],
         family=body["family"],
@@ -126,13 +202,7 @@ def table_of(body: dict[str, Any]) -> TableRecord:
         schema=_schema_of(body["schema"]),
         created_s=body["created_s"],
         owner=None if body["owner"] is None else bytes.fromhex(body["owner"]),
-        manifest=Manifest(
-            generation=manifest["generation"],
-            step=manifest["step"],
-            update_number=manifest["update_number"],
-            segments=tuple((segment, counted) for segment, counted in manifest["segments"]),
-            ancestry=tuple((generation, cap) for generation, cap in manifest["ancestry"]),
-        ),
+        manifest=_manifest_of(body["manifest"]),
     )
 
 
