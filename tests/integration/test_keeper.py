@@ -29,16 +29,18 @@ def daemon(tmp_path):
 
 
 @contextmanager
-def killing(daemon, every_s):
-    """The engine dies again and again; yields the pids that were killed."""
+def killing(daemon, training):
+    """The engine dies again and again, some steps after it began to serve; yields the pids."""
     stop, killed = threading.Event(), []
 
     def kill() -> None:
-        while not stop.wait(every_s):
-            children = Path(f"/proc/{daemon.pid}/task/{daemon.pid}/children").read_text().split()
-            for child in children:
-                os.kill(int(child), signal.SIGKILL)
-                killed.append(int(child))
+        random = np.random.default_rng(0)
+        while not stop.is_set():
+            wanted = training.steps + int(random.integers(3, 30))
+            while training.steps < wanted and not stop.wait(0.001):
+                pass
+            stop.wait(random.uniform(0, 0.01))  # somewhere in a step
+            killed.append(daemon.kill_engine())
 
     thread = threading.Thread(target=kill)
     thread.start()
@@ -53,6 +55,7 @@ class Training:
     """Two embeddings of one optimizer, the same batches for the same seed."""
 
     def __init__(self, address: str, seed: int = 0) -> None:
+        self.steps = 0
         self._random = torch.Generator().manual_seed(seed)
         self.tables = [
             torch.nn.Embedding(ROWS, WIDTH, sparse=True, _weight=self._normal(ROWS))
@@ -65,6 +68,7 @@ class Training:
         return torch.randn(rows, WIDTH, generator=self._random)
 
     def step(self) -> None:
+        self.steps += 1
         for table in self.tables:
             ids = torch.randint(0, ROWS, (300,), generator=self._random)
             table.weight.grad = torch.sparse_coo_tensor(
@@ -93,14 +97,13 @@ def equal(one, other) -> bool:
 @pytest.mark.parametrize("plane", ["local", "grpc"])
 def test_training_goes_on_bit_for_bit_while_engines_die(daemon, tmp_path, plane):
     address = daemon.address if plane == "local" else f"grpc+{daemon.address}.grpc"
-    training, steps = Training(address), 0
-    with killing(daemon, 1.7) as killed:
-        while len(killed) < 3 or steps < 50:
+    training = Training(address)
+    with killing(daemon, training) as killed:
+        while len(killed) < 4:
             training.step()
-            steps += 1
     other = tmp_path / "other"
     other.mkdir()
-    assert equal(training.bits(), undisturbed(other, steps))
+    assert equal(training.bits(), undisturbed(other, training.steps))
 
 
 def test_a_trainer_that_is_silent_meanwhile_notices_nothing(daemon, tmp_path):

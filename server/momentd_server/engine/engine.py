@@ -389,7 +389,7 @@ class LocalEngine:
     def get_snapshot(
         self,
         *,
-        id: bytes | None = None,
+        id: bytes | None = None,  # noqa: A002
         name: str | None = None,
     ) -> SnapshotView:
         if id is not None:

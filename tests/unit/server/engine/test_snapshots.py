@@ -1,4 +1,4 @@
-"""Snapshots: one consistent cut, incremental, durable, and as it was whatever happens afterwards."""
+"""Snapshots: one consistent cut, incremental, durable, as it was whatever happens afterwards."""
 
 from __future__ import annotations
 
@@ -204,10 +204,8 @@ def test_a_segment_of_a_cut_is_compacted_with_it(engine, trainers):
     engine.compactor._compact(table.segments[victim])
     assert victim not in cut
     assert victim not in files(engine)
-    listed = [
-        s for s, _ in engine.get_snapshot(name=view.record.name).record.tables[0].manifest.segments
-    ]
-    assert victim not in listed
+    manifest = engine.get_snapshot(name=view.record.name).record.tables[0].manifest
+    assert victim not in [segment for segment, _ in manifest.segments]
     check(engine, restored(engine, ids(view)[0]), then)
     trainer.check()
     books_are_right(engine)
