@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from momentd._transport import Block, Call
 from momentd_wire.errors import DaemonUnavailable, InternalError, MomentdError, StateRolledBack
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 
 _Wrapped = TypeVar("_Wrapped")
+# Replies that name a new table.
+_MAKING: Final = ("open_table", "clone_table", "restore_table")
 
 
 class _Place(NamedTuple):
@@ -88,7 +90,9 @@ class Control:
             raise
         except MomentdError:
             return  # its caller is gone
-        made = reply.open_table.table if reply.HasField("open_table") else reply.clone_table.table
+        made = next(
+            (getattr(reply, kind).table for kind in _MAKING if reply.HasField(kind)), pb.TableInfo()
+        )
         self._acknowledge()
         if made.table.id and not made.name:
             drop = pb.Request(drop_table=pb.DropTableRequest(ids=[made.table.id]))

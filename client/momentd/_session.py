@@ -8,10 +8,10 @@ import itertools
 import os
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from momentd import _discovery
+from momentd import _discovery, snapshots
 from momentd._control import Control, NumberedCall
 from momentd._stream import Stream
 from momentd._transport import Block, Call, ConnectionLost, Hook, Transport
@@ -21,6 +21,7 @@ from momentd_wire.errors import DaemonUnavailable, MomentdError, StateRolledBack
 from momentd_wire.v1 import momentd_pb2 as pb
 
 if TYPE_CHECKING:
+    from momentd.snapshots import Snapshot
     from momentd.table import Table
 
 # Stream numbers: calls of the session itself, then whoever asks.
@@ -159,6 +160,55 @@ class Session:
         if run is None and not request.ids:
             return 0
         return self.change(pb.Request(drop_table=request)).drop_table.dropped
+
+    # ------------------------------------------------------------------------------- snapshots
+
+    @property
+    def run_label(self) -> str:
+        """The run of tables that do not say another."""
+        return self.run if self.run is not None else _discovery.default_run()
+
+    def create_snapshot(
+        self, tables: Sequence[Table], *, run: str | None, name: str | None, pinned: bool
+    ) -> Snapshot:
+        """Of these tables, or of a run. See `Client.snapshot`."""
+        refs = [pb.TableRef(id=table.id, generation=table.generation) for table in tables]
+        request = pb.CreateSnapshotRequest(tables=refs, run=run, name=name, pinned=pinned)
+        return self._control.run(
+            self,
+            pb.Request(create_snapshot=request),
+            lambda reply: snapshots.from_wire(
+                reply.create_snapshot.snapshot, reply.create_snapshot.bytes_written
+            ),
+        )
+
+    def list_snapshots(self, run: str | None = None) -> list[Snapshot]:
+        """All snapshots, or those of one run, oldest first."""
+        request = pb.Request(list_snapshots=pb.ListSnapshotsRequest(run=run))
+        reply = self.ask(request, "snapshots").list_snapshots
+        return [snapshots.from_wire(each) for each in reply.snapshots]
+
+    def find_snapshot(self, snapshot_id: bytes) -> Snapshot:
+        """The newest snapshot with a table of this id. Raises SnapshotNotFound."""
+        request = pb.Request(get_snapshot=pb.GetSnapshotRequest(id=snapshot_id))
+        return snapshots.from_wire(self.ask(request, "a snapshot").get_snapshot.snapshot)
+
+    def restore_table(
+        self, snapshot_id: bytes, *, name: str | None = None, label: str | None = None,
+        replace: bool = False,
+    ) -> Table:  # fmt: skip
+        """A new table with the content of a snapshot's table. Raises SnapshotNotFound."""
+        request = pb.RestoreTableRequest(id=snapshot_id, name=name, label=label, replace=replace)
+        return self._control.run(
+            self,
+            pb.Request(restore_table=request),
+            lambda reply: self._table(reply.restore_table.table),
+        )
+
+    def delete_snapshots(self, names: Iterable[str]) -> int:
+        """All of these or none; returns the bytes that nothing else needed."""
+        request = pb.DeleteSnapshotRequest(names=names)
+        return self.change(pb.Request(delete_snapshot=request)).delete_snapshot.bytes_freed
 
     def _table(self, info: pb.TableInfo) -> Table:
         from momentd.table import Table  # the two know each other

@@ -12,6 +12,7 @@ from numpy.typing import DTypeLike
 
 from momentd import rules
 from momentd._session import Session
+from momentd.snapshots import Snapshot, TableSnapshot
 from momentd.table import Table
 from momentd_wire.errors import InvalidArgument
 from momentd_wire.v1 import momentd_pb2 as pb
@@ -115,6 +116,61 @@ class Client:
         """
         chosen = [tables] if isinstance(tables, Table) else list(tables)
         return self.session.drop_tables([table.id for table in chosen], run=run, force=force)
+
+    def snapshot(
+        self,
+        tables: Table | Iterable[Table] = (),
+        *,
+        run: str | None = None,
+        name: str | None = None,
+        pinned: bool = False,
+    ) -> Snapshot:
+        """Make a durable, consistent snapshot of tables, or of all tables of a run.
+
+        Updates go on meanwhile. If nothing has changed since a snapshot of the same tables, that
+        one is returned.
+
+        Args:
+            tables: Of which tables.
+            run: All tables of this run instead; default: of this client's run.
+            name: Unique; default: made of the run and the time.
+            pinned: Never deleted by itself (`serve --snapshot-every` prunes its own).
+
+        Raises:
+            TableInUse: The name is taken.
+            OutOfSpace: Tables might not be able to go on beside it; says what takes most.
+            StorageFailed: The disk did not take it.
+        """
+        chosen = [tables] if isinstance(tables, Table) else list(tables)
+        if not chosen and run is None:
+            run = self.session.run_label
+        return self.session.create_snapshot(chosen, run=run, name=name, pinned=pinned)
+
+    def snapshots(self, run: str | None = None) -> list[Snapshot]:
+        """All snapshots, or those of one run, oldest first."""
+        return self.session.list_snapshots(run)
+
+    def restore(
+        self, snapshot: TableSnapshot | str, name: str | None = None, *, replace: bool = False
+    ) -> Table:
+        """A new table with the content of a snapshot's table: itself, or its id.
+
+        Args:
+            snapshot: `client.snapshots()[-1].tables[0]`, or the 32 hex digits of its id.
+            name: None for a table of this session alone.
+            replace: A table of that name that no session uses goes.
+
+        Raises SnapshotNotFound, TableInUse, CorruptRecord.
+        """
+        snapshot_id = snapshot if isinstance(snapshot, str) else snapshot.id
+        return self.session.restore_table(bytes.fromhex(snapshot_id), name=name, replace=replace)
+
+    def delete_snapshot(self, *names: str) -> int:
+        """Delete snapshots: all or none; returns the bytes that nothing else needed.
+
+        Raises SnapshotNotFound.
+        """
+        return self.session.delete_snapshots(names)
 
     def flush(self) -> int:
         """Make all tables durable as they are now; returns the record bytes written."""

@@ -33,6 +33,8 @@ from momentd_wire.errors import CorruptRecord, Incompatible, MomentdError, Stora
 from momentd_wire.units import format_bytes
 
 HOUSEKEEPING_S: Final = 1.0
+# Names of snapshots that `--snapshot-every` makes begin so.
+PERIODIC: Final = "auto-"
 # Exit code of a daemon whose orderly stop did not end in time, or was cut short.
 EXIT_NOT_CLEAN: Final = 3
 # Of one that met a failed sync: starting it again by itself would hide that from people.
@@ -75,6 +77,12 @@ class Daemon:
             target=self._keep_house, name="momentd-housekeeping", daemon=True
         )
 
+        self._photographer = None
+        if config.snapshot_every_s:
+            self._photographer = threading.Thread(
+                target=self._snapshot_runs, name="momentd-snapshots", daemon=True
+            )
+
     @property
     def addresses(self) -> list[str]:
         """Every address of this daemon, as clients write them."""
@@ -93,6 +101,8 @@ class Daemon:
         self._grpc.open()
         self._local.open()
         self._housekeeper.start()
+        if self._photographer is not None:
+            self._photographer.start()
 
     def ask_stop(self, discard: bool = False) -> None:
         """Let `wait` return. Called by signal handlers and by the Stop call."""
@@ -115,8 +125,9 @@ class Daemon:
         # A Stop call is answered by a request in work: the planes close behind it.
         clean = self._local.close(deadline_s)
         clean = self._grpc.close(deadline_s) and clean
-        if self._housekeeper.is_alive():
-            self._housekeeper.join()
+        for thread in (self._housekeeper, self._photographer):
+            if thread is not None and thread.is_alive():
+                thread.join()
         self._engine.stop(discard=self._discard)
         return clean
 
@@ -131,6 +142,34 @@ class Daemon:
                 self._stop_if_idle()
             except Exception as error:  # noqa: BLE001  # the next round may do better
                 log.error("housekeeping_failed", cause=error)
+
+    def _snapshot_runs(self) -> None:
+        """Snapshots of all runs from time to time; of those made here old ones are deleted."""
+        while not self._closed.wait(self._config.snapshot_every_s):
+            for run in {table.run for table in self._engine.list_tables()}:
+                try:
+                    self._snapshot_run(run)
+                except MomentdError as error:
+                    # A run that has ended, a full disk: the next round may do better.
+                    log.warning("snapshot_failed", run=run, reason=error.message)
+                if self._closed.is_set():
+                    return
+
+    def _snapshot_run(self, run: str) -> None:
+        now = {(table.id, table.update_number) for table in self._engine.list_tables(run)}
+        for each in self._engine.list_snapshots(run):
+            if now == {(t.table, t.manifest.update_number) for t in each.record.tables}:
+                return
+        name = f"{PERIODIC}{run[:64]}-{int(time.time())}"
+        self._engine.create_snapshot([], run=run, name=name, pinned=False)
+        made = [
+            each.record.name
+            for each in self._engine.list_snapshots(run)
+            if each.record.name.startswith(PERIODIC) and not each.record.pinned
+        ]
+        old = made[: -self._config.snapshots_kept]
+        if old:
+            self._engine.delete_snapshots(old)
 
     def _end_expired(self) -> None:
         for session in self._engine.sessions.expired():

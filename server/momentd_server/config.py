@@ -84,6 +84,9 @@ class ServeConfig:
     # Started by a client: ends by itself after this time without sessions and their tables.
     auto_started: bool = False
     idle_exit_s: float = 900.0
+    # Seconds between snapshots of all runs, 0 for none, and how many of each run are kept.
+    snapshot_every_s: float = 0.0
+    snapshots_kept: int = 3
     # Segments on a network file system are refused unless the user insists.
     allow_network_fs: bool = False
 

@@ -60,6 +60,11 @@ _UNARY: Final[dict[str, str]] = {
     "flush": "Flush",
     "stats": "Stats",
     "stop": "Stop",
+    "create_snapshot": "CreateSnapshot",
+    "list_snapshots": "ListSnapshots",
+    "get_snapshot": "GetSnapshot",
+    "delete_snapshot": "DeleteSnapshot",
+    "restore_table": "RestoreTable",
 }
 _REPLY_STREAMED: Final = frozenset({"update", "gather"})
 

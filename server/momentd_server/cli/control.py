@@ -28,6 +28,12 @@ _OPTIONS: Final = (
 )
 
 
+# The only request of its session.
+_FIRST: Final = pb.Sequence(stream=1, number=1)
+# Of what writes or reads a whole table.
+_LONG_S: Final = 3600.0
+
+
 class Control:
     """One connection to a daemon. Use as a context manager; not for several threads."""
 
@@ -80,18 +86,45 @@ class Control:
 
     def drop_run(self, run: str, *, force: bool) -> int:
         """Drops all tables of a run, or none; returns how many. Raises TableInUse without force."""
-        # A drop is sequenced like all that changes something, and so needs a session.
+        request = pb.DropTableRequest(sequence=_FIRST, run=run, force=force)
+        return self._change(self._stub.DropTable, request).dropped
+
+    def snapshots(self, run: str | None) -> list[pb.Snapshot]:
+        """All snapshots, or those of one run, oldest first."""
+        return list(self._ask(self._stub.ListSnapshots, pb.ListSnapshotsRequest(run=run)).snapshots)
+
+    def create_snapshot(
+        self, run: str, name: str | None, *, pinned: bool
+    ) -> pb.CreateSnapshotReply:
+        """Of all tables of a run. Takes as long as writing what has changed."""
+        request = pb.CreateSnapshotRequest(sequence=_FIRST, run=run, name=name, pinned=pinned)
+        return self._change(self._stub.CreateSnapshot, request, timeout_s=_LONG_S)
+
+    def delete_snapshots(self, names: list[str]) -> int:
+        """All of these or none; returns the bytes that nothing else needed."""
+        request = pb.DeleteSnapshotRequest(sequence=_FIRST, names=names)
+        return self._change(self._stub.DeleteSnapshot, request).bytes_freed
+
+    def restore_table(self, content: bytes, name: str, *, replace: bool) -> pb.TableInfo:
+        """A named table with the content of a snapshot's table."""
+        request = pb.RestoreTableRequest(sequence=_FIRST, id=content, name=name, replace=replace)
+        return self._change(self._stub.RestoreTable, request, timeout_s=_LONG_S).table
+
+    def _change(
+        self,
+        method: grpc.UnaryUnaryMultiCallable[_Request, _Reply],
+        request: _Request,
+        timeout_s: float = 0.0,
+    ) -> _Reply:
+        """A call that changes something is numbered, and so needs a session."""
         hello = pb.HelloRequest(
             protocol_min=limits.PROTOCOL_MIN,
             protocol_max=limits.PROTOCOL_MAX,
-            program="momentd runs",
+            program="momentd command",
         )
         session = (limits.SESSION_METADATA, self._ask(self._stub.Hello, hello).session)
-        request = pb.DropTableRequest(
-            sequence=pb.Sequence(stream=1, number=1), run=run, force=force
-        )
         try:
-            return self._ask(self._stub.DropTable, request, session).dropped
+            return self._ask(method, request, session, timeout_s=timeout_s)
         finally:
             self._ask(self._stub.End, pb.EndRequest(), session)
 
@@ -104,9 +137,11 @@ class Control:
         method: grpc.UnaryUnaryMultiCallable[_Request, _Reply],
         request: _Request,
         *metadata: tuple[str, str | bytes],
+        timeout_s: float = 0.0,
     ) -> _Reply:
+        limit_s = max(self._timeout_s, timeout_s)
         try:
-            return method(request, timeout=self._timeout_s, metadata=self._metadata(*metadata))
+            return method(request, timeout=limit_s, metadata=self._metadata(*metadata))
         except grpc.RpcError as error:
             raise self._translate(error) from None
 

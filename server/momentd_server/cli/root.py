@@ -7,6 +7,7 @@ import click
 from momentd_server.cli import inspect, manage
 from momentd_server.cli.doctor import doctor
 from momentd_server.cli.serve import serve
+from momentd_server.cli.snapshot import snapshot
 from momentd_server.cli.verify import verify
 
 
@@ -21,6 +22,7 @@ def momentd() -> None:
 
 
 momentd.add_command(serve)
+momentd.add_command(snapshot)
 momentd.add_command(verify)
 momentd.add_command(doctor)
 for command in (

@@ -140,6 +140,19 @@ def _duration(name: str) -> str:
     help=f"How long a session lives without a connection; {_duration('attach_grace_s')}",
 )
 @click.option(
+    "--snapshot-every",
+    "snapshot_every_s",
+    type=DURATION,
+    metavar="DURATION",
+    help="Make a snapshot of each run so often, e.g. 10min; default: never.",
+)
+@click.option(
+    "--snapshots-kept",
+    type=_COUNT,
+    help="Of these so many of each run are kept; default: "
+    f"{_DEFAULTS['snapshots_kept']}. Pinned ones and those made by hand are not counted.",
+)
+@click.option(
     "--allow-network-fs",
     is_flag=True,
     default=None,

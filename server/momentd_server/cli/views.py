@@ -271,3 +271,26 @@ def _dtype(schema: pb.Schema) -> str:
 
 def _plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def snapshots(
+    found: Sequence[pb.Snapshot], now_s: float, *, width: int | None = None
+) -> RenderableType:
+    """Snapshots, a line for each of their tables."""
+    rows = [
+        (
+            each.name if first else "",
+            each.run if first else "",
+            f"{format_duration(max(now_s - each.created_s, 0))} ago" if first else "",
+            ("yes" if each.pinned else "no") if first else "",
+            format_bytes(each.bytes_only) if first else "",
+            table.label or "-",
+            str(table.step),
+            table.id.hex(),
+        )
+        for each in found
+        for first, table in zip((True, *[False] * len(each.tables)), each.tables, strict=False)
+    ]
+    headers = ("snapshot", "run", "made", "pinned", "frees", "table", "step", "id")
+    left = ("snapshot", "run", "table", "id")
+    return columns(headers, rows, left=left, spare=("run", "frees"), width=width)
