@@ -1,5 +1,6 @@
 """A flipped bit anywhere on disk is never taken for data, and `verify` finds it."""
 
+import dataclasses
 import time
 
 import numpy as np
@@ -145,3 +146,21 @@ def _unchecked_entries(self):
         for key, value in transaction.cursor():
             if key != b"m":
                 yield Kind(key[:1]), key[1:], records.unseal(key, value, self.path)
+
+
+def test_verify_finds_a_snapshot_that_would_be_restored_to_other_content(harness, monkeypatch):
+    """End to end: every checksum is right, but records are left out."""
+    from momentd_server.storage import verify
+
+    real = verify.recovery.rebuild
+
+    def forgetful(store, family, manifest, schema, location, check):
+        result = real(store, family, manifest, schema, location, check)
+        return dataclasses.replace(result, digest=result.digest ^ 1)
+
+    monkeypatch.setattr(verify.recovery, "rebuild", forgetful)
+    found = verify.verify_directory(harness.path).damages
+    assert sorted(name for damage in found for name in damage.snapshots) == [
+        "narrow then",
+        "wide then",
+    ]

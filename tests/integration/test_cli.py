@@ -229,3 +229,28 @@ def test_grpc_addresses_serve_the_command_line_as_well(serving):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["totals"]["state"] == "serving"
+
+
+def test_verify_asks_the_daemon_and_reads_the_directory_when_it_has_ended(home):
+    home.ready()
+    with momentd.connect(home.address) as client:
+        table = client.open_table("t", rows=100, dim=8)
+        table.update(ROWS, GRADS, lr=0.1)
+        table.flush()
+        refused = home.run("verify", "--data-dir", str(home.data_dir))
+        online = home.json("verify", "--rate", "0B")
+    assert refused.returncode == 1
+    assert "uses" in refused.stderr
+    assert online["damages"] == []
+    assert (online["counts"]["tables"], online["counts"]["records"]) == (1, 100)
+    assert home.run("stop").returncode == 0
+    assert home.json("verify", "--data-dir", str(home.data_dir))["counts"]["records"] == 100
+    (segment,) = home.data_dir.rglob("*.seg")
+    data = bytearray(segment.read_bytes())
+    data[4096 + 9] ^= 4
+    segment.write_bytes(data)
+    home.ready()
+    found = home.run("verify", "--json")
+    assert found.returncode == 1
+    (damage,) = json.loads(found.stdout)["damages"]
+    assert (damage["path"], damage["offset"], damage["row_count"]) == (str(segment), 4096, 1)

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from momentd_server.storage import recovery
-from momentd_server.storage.catalog import TableRecord, read_contents
+from momentd_server.storage.catalog import read_contents
+from momentd_server.storage.catalog_check import Need
 from momentd_server.storage.datadir import DataDir
 from momentd_server.storage.diskio import READ_OK, ReadPool
 from momentd_server.storage.location import OFFSET_MASK, SEGMENT_MASK, SEGMENT_SHIFT
@@ -22,23 +23,28 @@ ROWS = 300
 
 
 def make_directory(path: Path) -> Path:
-    """Two named tables, several batches each, rows in several versions; stopped in order."""
+    """Two named tables, rows in several versions, a snapshot of each; stopped in order."""
     engine = start_engine(path)
     session = open_session(engine)
     rng = np.random.default_rng(0)
     for name, width in WIDTHS.items():
         table = open_table(engine, session, adam_schema(ROWS, width), name)
-        for _ in range(3):
+        for number in range(3):
             rows = rng.integers(0, ROWS, 120)
             grads = rng.standard_normal((rows.size, width)).astype(np.float32)
             engine.update([batch(table, rows, grads)])
             engine.flush([table.id])
+            if number == 1:
+                engine.create_snapshot(
+                    [(table.id, table.generation)], run=None, name=f"{name} then", pinned=True
+                )
     engine.stop()
     engine.close()
     return path / "data"
 
 
-State = dict[str, tuple[int, list[bytes | None]]]  # table -> step, record of each row
+# Of tables and of what snapshots would be restored to: step, record of each row.
+State = dict[str, tuple[int, list[bytes | None]]]
 
 
 class Refused(Exception):
@@ -58,12 +64,12 @@ def read_all(path: Path, readers: ReadPool) -> tuple[State, dict[str, set[int]]]
         raise Refused from error
     store = SegmentStore(datadir, lambda: 0)
     try:
-        for table in read_contents(datadir).tables:
-            rows = table.schema.rows
+        for need in read_contents(datadir).needs():
+            rows = need.schema.rows
             location, check = np.zeros(rows, np.uint64), np.zeros(rows, np.uint32)
-            recovery.rebuild(store, table.family, table.manifest, table.schema, location, check)
-            name = str(table.name)
-            found[name], refused[name] = _read_rows(store, readers, table, location, check)
+            recovery.rebuild(store, need.family, need.manifest, need.schema, location, check)
+            name = f"{need.whose} of family {need.family}"
+            found[name], refused[name] = _read_rows(store, readers, need, location, check)
     except MomentdError as error:
         raise Refused from error
     finally:
@@ -72,7 +78,7 @@ def read_all(path: Path, readers: ReadPool) -> tuple[State, dict[str, set[int]]]
     return found, refused
 
 
-def _read_rows(store, readers, table: TableRecord, location, check):
+def _read_rows(store, readers, table: Need, location, check):
     size = table.schema.record_bytes
     rows = np.flatnonzero(location).astype(np.int64)
     segments = (location[rows] >> SEGMENT_SHIFT & SEGMENT_MASK).astype(np.int64)
@@ -146,12 +152,11 @@ class Harness:
         # Every byte of a segment counts up to what the catalog says, its padding included.
         datadir = DataDir.inspect(path)
         try:
-            tables = read_contents(datadir).tables
-            self._counted = {
-                datadir.segment_path(table.family, segment): counted
-                for table in tables
-                for segment, counted in table.manifest.segments
-            }
+            self._counted: dict[Path, int] = {}
+            for need in read_contents(datadir).needs():
+                for segment, counted in need.manifest.segments:
+                    file = datadir.segment_path(need.family, segment)
+                    self._counted[file] = max(counted, self._counted.get(file, 0))
         finally:
             datadir.close()
 

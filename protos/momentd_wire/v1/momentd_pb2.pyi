@@ -962,6 +962,60 @@ class SessionStats(_message.Message):
     attached: bool
     def __init__(self, session: _Optional[str] = ..., pid: _Optional[int] = ..., uid: _Optional[int] = ..., run: _Optional[str] = ..., program: _Optional[str] = ..., plane: _Optional[str] = ..., tables: _Optional[_Iterable[int]] = ..., arena_bytes: _Optional[int] = ..., idle_s: _Optional[float] = ..., requests: _Optional[int] = ..., attached: bool = ...) -> None: ...
 
+class VerifyRequest(_message.Message):
+    __slots__ = ("bytes_per_s",)
+    BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    bytes_per_s: int
+    def __init__(self, bytes_per_s: _Optional[int] = ...) -> None: ...
+
+class VerifyReply(_message.Message):
+    __slots__ = ("bytes_done", "bytes_total", "damages", "counts")
+    BYTES_DONE_FIELD_NUMBER: _ClassVar[int]
+    BYTES_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    DAMAGES_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FIELD_NUMBER: _ClassVar[int]
+    bytes_done: int
+    bytes_total: int
+    damages: _containers.RepeatedCompositeFieldContainer[Damage]
+    counts: VerifyCounts
+    def __init__(self, bytes_done: _Optional[int] = ..., bytes_total: _Optional[int] = ..., damages: _Optional[_Iterable[_Union[Damage, _Mapping]]] = ..., counts: _Optional[_Union[VerifyCounts, _Mapping]] = ...) -> None: ...
+
+class VerifyCounts(_message.Message):
+    __slots__ = ("tables", "segments", "batches", "records", "locations", "bytes", "snapshots")
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    BATCHES_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    LOCATIONS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
+    tables: int
+    segments: int
+    batches: int
+    records: int
+    locations: int
+    bytes: int
+    snapshots: int
+    def __init__(self, tables: _Optional[int] = ..., segments: _Optional[int] = ..., batches: _Optional[int] = ..., records: _Optional[int] = ..., locations: _Optional[int] = ..., bytes: _Optional[int] = ..., snapshots: _Optional[int] = ...) -> None: ...
+
+class Damage(_message.Message):
+    __slots__ = ("what", "path", "offset", "tables", "rows", "row_count", "snapshots")
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    ROW_COUNT_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOTS_FIELD_NUMBER: _ClassVar[int]
+    what: str
+    path: str
+    offset: int
+    tables: _containers.RepeatedScalarFieldContainer[int]
+    rows: _containers.RepeatedScalarFieldContainer[int]
+    row_count: int
+    snapshots: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, what: _Optional[str] = ..., path: _Optional[str] = ..., offset: _Optional[int] = ..., tables: _Optional[_Iterable[int]] = ..., rows: _Optional[_Iterable[int]] = ..., row_count: _Optional[int] = ..., snapshots: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class StopRequest(_message.Message):
     __slots__ = ("discard",)
     DISCARD_FIELD_NUMBER: _ClassVar[int]

@@ -27,7 +27,7 @@ if _version_not_supported:
 
 class MomentdStub(object):
     """The service as other machines and other languages see it. Every call but Hello, the read-only
-    ones (GetTable, ListTables, Stats, WatchStats) and Stop needs a session: the metadata key
+    ones (GetTable, ListTables, Stats, WatchStats, Verify) and Stop needs a session: the metadata key
     `momentd-session-bin` carries `HelloReply.session`.
     """
 
@@ -137,6 +137,11 @@ class MomentdStub(object):
                 request_serializer=momentd__wire_dot_v1_dot_momentd__pb2.WatchStatsRequest.SerializeToString,
                 response_deserializer=momentd__wire_dot_v1_dot_momentd__pb2.WatchStatsReply.FromString,
                 _registered_method=True)
+        self.Verify = channel.unary_stream(
+                '/momentd_wire.v1.Momentd/Verify',
+                request_serializer=momentd__wire_dot_v1_dot_momentd__pb2.VerifyRequest.SerializeToString,
+                response_deserializer=momentd__wire_dot_v1_dot_momentd__pb2.VerifyReply.FromString,
+                _registered_method=True)
         self.Stop = channel.unary_unary(
                 '/momentd_wire.v1.Momentd/Stop',
                 request_serializer=momentd__wire_dot_v1_dot_momentd__pb2.StopRequest.SerializeToString,
@@ -146,7 +151,7 @@ class MomentdStub(object):
 
 class MomentdServicer(object):
     """The service as other machines and other languages see it. Every call but Hello, the read-only
-    ones (GetTable, ListTables, Stats, WatchStats) and Stop needs a session: the metadata key
+    ones (GetTable, ListTables, Stats, WatchStats, Verify) and Stop needs a session: the metadata key
     `momentd-session-bin` carries `HelloReply.session`.
     """
 
@@ -292,6 +297,14 @@ class MomentdServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Verify(self, request, context):
+        """Compares every checksum on disk with what it is of, and every reference with what is there.
+        Sends how far it is from time to time and what it finds, as it finds it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Stop(self, request, context):
         """Asks the daemon to stop in an orderly way; same as SIGTERM.
         """
@@ -402,6 +415,11 @@ def add_MomentdServicer_to_server(servicer, server):
                     request_deserializer=momentd__wire_dot_v1_dot_momentd__pb2.WatchStatsRequest.FromString,
                     response_serializer=momentd__wire_dot_v1_dot_momentd__pb2.WatchStatsReply.SerializeToString,
             ),
+            'Verify': grpc.unary_stream_rpc_method_handler(
+                    servicer.Verify,
+                    request_deserializer=momentd__wire_dot_v1_dot_momentd__pb2.VerifyRequest.FromString,
+                    response_serializer=momentd__wire_dot_v1_dot_momentd__pb2.VerifyReply.SerializeToString,
+            ),
             'Stop': grpc.unary_unary_rpc_method_handler(
                     servicer.Stop,
                     request_deserializer=momentd__wire_dot_v1_dot_momentd__pb2.StopRequest.FromString,
@@ -417,7 +435,7 @@ def add_MomentdServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class Momentd(object):
     """The service as other machines and other languages see it. Every call but Hello, the read-only
-    ones (GetTable, ListTables, Stats, WatchStats) and Stop needs a session: the metadata key
+    ones (GetTable, ListTables, Stats, WatchStats, Verify) and Stop needs a session: the metadata key
     `momentd-session-bin` carries `HelloReply.session`.
     """
 
@@ -951,6 +969,33 @@ class Momentd(object):
             '/momentd_wire.v1.Momentd/WatchStats',
             momentd__wire_dot_v1_dot_momentd__pb2.WatchStatsRequest.SerializeToString,
             momentd__wire_dot_v1_dot_momentd__pb2.WatchStatsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Verify(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/momentd_wire.v1.Momentd/Verify',
+            momentd__wire_dot_v1_dot_momentd__pb2.VerifyRequest.SerializeToString,
+            momentd__wire_dot_v1_dot_momentd__pb2.VerifyReply.FromString,
             options,
             channel_credentials,
             insecure,

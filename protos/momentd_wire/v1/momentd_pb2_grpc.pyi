@@ -33,7 +33,7 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
 
 class MomentdStub:
     """The service as other machines and other languages see it. Every call but Hello, the read-only
-    ones (GetTable, ListTables, Stats, WatchStats) and Stop needs a session: the metadata key
+    ones (GetTable, ListTables, Stats, WatchStats, Verify) and Stop needs a session: the metadata key
     `momentd-session-bin` carries `HelloReply.session`.
     """
 
@@ -162,6 +162,14 @@ class MomentdStub:
     ]
     """The same, again and again."""
 
+    Verify: grpc.UnaryStreamMultiCallable[
+        momentd_wire.v1.momentd_pb2.VerifyRequest,
+        momentd_wire.v1.momentd_pb2.VerifyReply,
+    ]
+    """Compares every checksum on disk with what it is of, and every reference with what is there.
+    Sends how far it is from time to time and what it finds, as it finds it.
+    """
+
     Stop: grpc.UnaryUnaryMultiCallable[
         momentd_wire.v1.momentd_pb2.StopRequest,
         momentd_wire.v1.momentd_pb2.StopReply,
@@ -170,7 +178,7 @@ class MomentdStub:
 
 class MomentdAsyncStub:
     """The service as other machines and other languages see it. Every call but Hello, the read-only
-    ones (GetTable, ListTables, Stats, WatchStats) and Stop needs a session: the metadata key
+    ones (GetTable, ListTables, Stats, WatchStats, Verify) and Stop needs a session: the metadata key
     `momentd-session-bin` carries `HelloReply.session`.
     """
 
@@ -298,6 +306,14 @@ class MomentdAsyncStub:
     ]
     """The same, again and again."""
 
+    Verify: grpc.aio.UnaryStreamMultiCallable[
+        momentd_wire.v1.momentd_pb2.VerifyRequest,
+        momentd_wire.v1.momentd_pb2.VerifyReply,
+    ]
+    """Compares every checksum on disk with what it is of, and every reference with what is there.
+    Sends how far it is from time to time and what it finds, as it finds it.
+    """
+
     Stop: grpc.aio.UnaryUnaryMultiCallable[
         momentd_wire.v1.momentd_pb2.StopRequest,
         momentd_wire.v1.momentd_pb2.StopReply,
@@ -306,7 +322,7 @@ class MomentdAsyncStub:
 
 class MomentdServicer(metaclass=abc.ABCMeta):
     """The service as other machines and other languages see it. Every call but Hello, the read-only
-    ones (GetTable, ListTables, Stats, WatchStats) and Stop needs a session: the metadata key
+    ones (GetTable, ListTables, Stats, WatchStats, Verify) and Stop needs a session: the metadata key
     `momentd-session-bin` carries `HelloReply.session`.
     """
 
@@ -473,6 +489,16 @@ class MomentdServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[momentd_wire.v1.momentd_pb2.WatchStatsReply], collections.abc.AsyncIterator[momentd_wire.v1.momentd_pb2.WatchStatsReply]]:
         """The same, again and again."""
+
+    @abc.abstractmethod
+    def Verify(
+        self,
+        request: momentd_wire.v1.momentd_pb2.VerifyRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[momentd_wire.v1.momentd_pb2.VerifyReply], collections.abc.AsyncIterator[momentd_wire.v1.momentd_pb2.VerifyReply]]:
+        """Compares every checksum on disk with what it is of, and every reference with what is there.
+        Sends how far it is from time to time and what it finds, as it finds it.
+        """
 
     @abc.abstractmethod
     def Stop(

@@ -80,6 +80,17 @@ class Control:
         finally:
             stream.cancel()
 
+    def verify(self, bytes_per_s: int) -> Iterator[pb.VerifyReply]:
+        """Let the daemon compare what is on disk with its checksums; takes as long as it takes."""
+        request = pb.VerifyRequest(bytes_per_s=bytes_per_s)
+        stream = self._stub.Verify(request, metadata=self._metadata())
+        try:
+            yield from stream
+        except grpc.RpcError as error:
+            raise self._translate(error) from None
+        finally:
+            stream.cancel()
+
     def tables(self, run: str | None = None) -> list[pb.TableInfo]:
         """All tables, or those of one run."""
         return list(self._ask(self._stub.ListTables, pb.ListTablesRequest(run=run)).tables)

@@ -12,7 +12,7 @@ Guarantees every implementation gives
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from momentd_server.engine.snapshots import SnapshotView
     from momentd_server.rules import SparseAdamHyper
     from momentd_server.schema import FieldSpec, Schema
+    from momentd_server.storage.damage import Counts, Damage
 
 Rows = NDArray[np.int64]
 Result = Literal["delta", "value", "none"]
@@ -175,6 +176,16 @@ class TableStats:
     segments_compacted: int = 0
     rows_prefetched: int = 0
     reads_shared: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyStep:
+    """How far a check of the store is, and what it found since the last step."""
+
+    bytes_done: int
+    bytes_total: int
+    damages: Sequence[Damage] = ()
+    counts: Counts | None = None  # of the last step
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,6 +375,13 @@ class Engine(Protocol):
 
     def stats(self, run: str | None = None) -> EngineStats:
         """What the engine holds and did. Cheap enough to be called every 0.1 s."""
+        ...
+
+    def verify(self, bytes_per_s: int) -> Iterator[VerifyStep]:
+        """Compare everything on disk with its checksums while the engine works; 0: no limit.
+
+        Raises DaemonUnavailable when the engine stops meanwhile.
+        """
         ...
 
     def end_session(self, session_id: bytes) -> None:

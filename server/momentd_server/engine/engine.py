@@ -6,7 +6,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Final, Literal
 
 import numpy as np
@@ -24,6 +24,7 @@ from momentd_server.engine.api import (
     TableBatch,
     TableOutcome,
     TableView,
+    VerifyStep,
 )
 from momentd_server.engine.arenas import take_inherited
 from momentd_server.engine.cache import Cache, SlabStock
@@ -41,6 +42,7 @@ from momentd_server.engine.snapshots import Snapshots, SnapshotView
 from momentd_server.engine.spill import Cleaner
 from momentd_server.engine.table import Table
 from momentd_server.engine.touch import Toucher
+from momentd_server.engine.verify import OnlineCheck
 from momentd_server.jit import Pool
 from momentd_server.keeper import Kept
 from momentd_server.keeper.code import code_version
@@ -572,6 +574,14 @@ class LocalEngine:
             yield table
 
     # ------------------------------------------------------------------------------ stats
+
+    def verify(self, bytes_per_s: int) -> Iterator[VerifyStep]:
+        return OnlineCheck(
+            self._lane, self.tables, self._store, self._catalog,
+            request=lambda: self._request(reads=True),
+            stopping=lambda: self.state == "draining",
+            bytes_per_s=bytes_per_s,
+        ).run()  # fmt: skip
 
     def tidy(self) -> None:
         self._scratches.tidy()

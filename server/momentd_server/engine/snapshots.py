@@ -11,15 +11,13 @@ records at most.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
-import json
 import logging
 import secrets
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -29,7 +27,6 @@ from momentd_server.engine.lane import Lane
 from momentd_server.engine.lifecycle import Tables
 from momentd_server.engine.sessions import Session
 from momentd_server.engine.table import Table
-from momentd_server.schema import Schema
 from momentd_server.storage import location, recovery
 from momentd_server.storage import snapshot_kernels as kernels
 from momentd_server.storage.catalog import (
@@ -41,6 +38,7 @@ from momentd_server.storage.catalog import (
     TableSnapshot,
 )
 from momentd_server.storage.format import ENTRY_BYTES
+from momentd_server.storage.records import content_id
 from momentd_server.storage.segments import LEAST_SEGMENT_BYTES, SegmentStore
 from momentd_server.storage.space import Space
 from momentd_wire.errors import (
@@ -54,7 +52,6 @@ from momentd_wire.units import format_bytes
 
 log = logging.getLogger("momentd.snapshots")
 
-ID_BYTES: Final = 16
 MAX_NAME: Final = 100
 _MARK_ROWS: Final = 1 << 17
 _LARGEST_RUNS: Final = 3
@@ -430,13 +427,3 @@ def _entry(
         manifest=manifest,
         rows_touched=int(records.sum()),
     )
-
-
-def content_id(schema: Schema, step: int, digest: int) -> bytes:
-    """128 bits that are the same for the same content: schema, step and records.
-
-    `digest`: sum of the records' hashes modulo 2**64, over row and bytes; a record that equals its
-    initial value counts 0, as one that was never touched.
-    """
-    text = json.dumps([asdict(schema), step, digest], separators=(",", ":"), sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=ID_BYTES).digest()

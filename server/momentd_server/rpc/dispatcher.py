@@ -5,7 +5,7 @@ Both planes call it. It knows no sockets; the engine knows no wire.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -476,6 +476,13 @@ class Dispatcher:
     def stats(self, run: str | None) -> pb.StatsReply:
         """All counters as of now."""
         return self._stats.collect(self._engine, run)
+
+    def verify(self, bytes_per_s: int) -> Iterator[pb.VerifyReply]:
+        """Compare everything on disk with its checksums, step by step."""
+        self._stats.requests += 1
+        self._check_serving()
+        for step in self._engine.verify(bytes_per_s):
+            yield encode.verify_step(step)
 
     def _stop(self, session: Session | None, request: Request) -> pb.Reply:
         call = request.call

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from momentd_server.engine.api import EngineTotals, TableStats, TableView
+from dataclasses import asdict
+
+from momentd_server.engine.api import EngineTotals, TableStats, TableView, VerifyStep
 from momentd_server.engine.snapshots import SnapshotView
 from momentd_server.obs.latency import LatencySummary
 from momentd_server.schema import FieldSpec, Schema
@@ -128,3 +130,15 @@ def snapshot(view: SnapshotView) -> pb.Snapshot:
         bytes=view.nbytes,
         bytes_only=view.only_bytes,
     )
+
+
+def verify_step(step: VerifyStep) -> pb.VerifyReply:
+    reply = pb.VerifyReply(bytes_done=step.bytes_done, bytes_total=step.bytes_total)
+    for damage in step.damages:
+        reply.damages.add(
+            what=damage.what, path=damage.path, offset=damage.offset, tables=damage.tables,
+            rows=damage.rows, row_count=damage.row_count, snapshots=damage.snapshots,
+        )  # fmt: skip
+    if step.counts is not None:
+        reply.counts.CopyFrom(pb.VerifyCounts(**asdict(step.counts)))
+    return reply

@@ -137,6 +137,11 @@ class Service(pb_grpc.MomentdServicer):
                 if ended.wait(min(left_s, 1.0)):
                     return
 
+    def Verify(
+        self, request: pb.VerifyRequest, context: grpc.ServicerContext
+    ) -> Iterator[pb.VerifyReply]:
+        yield from self._dispatcher.verify(request.bytes_per_s)
+
     # ------------------------------------------------------------------------------- rows
 
     def Update(

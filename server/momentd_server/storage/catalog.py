@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from momentd_server.storage import records
+from momentd_server.storage.catalog_check import Need, check_entries
 from momentd_server.storage.catalog_file import CatalogFile, Kind, Write
+from momentd_server.storage.damage import Damage
 from momentd_server.storage.datadir import DataDir
 from momentd_server.storage.failure import StorageFailure
 from momentd_server.storage.location import GENERATION_SHIFT
@@ -173,6 +175,10 @@ class Catalog:
         """The number of this engine start, from 1."""
         return self._in_writer(self._next_epoch)
 
+    def check(self) -> tuple[Contents, list[Damage]]:
+        """What it holds, and what of its file does not match that."""
+        return self._in_writer(self._check)
+
     def close(self) -> None:
         """Finish what was handed to the writer, then close the file."""
         self._writer.shutdown()
@@ -190,6 +196,24 @@ class Catalog:
         except StorageFailed as error:
             # LMDB does not say whether its sync failed: nobody knows what is on disk.
             raise self.failure.declare(error.message) from error
+
+    def _check(self) -> tuple[Contents, list[Damage]]:
+        state, path = self._state, self._file.path
+        contents = _contents(path, state)
+        try:
+            self._file.check_pages()
+            found = _load(self._file)
+        except MomentdError as error:
+            return contents, [Damage(error.message, str(path))]
+        damages = check_entries(path, contents.tables, contents.needs())
+        if (found.tables, found.snapshots, found.sessions) != (
+            state.tables,
+            state.snapshots,
+            state.sessions,
+        ):
+            what = "the file has other entries than the daemon committed"
+            damages.append(Damage(f"{what}: see the kernel log (dmesg)", str(path)))
+        return contents, damages
 
     def _commit(self, changes: Sequence[Change]) -> None:
         tables = dict(self._state.tables)
@@ -298,7 +322,22 @@ class Contents:
 
     path: Path
     tables: list[TableRecord]
+    snapshots: list[SnapshotRecord]
     generations: dict[int, int]  # family id -> last generation given out
+
+    def needs(self) -> list[Need]:
+        """Every manifest of tables and snapshots, with whose it is."""
+        found = [
+            Need(table.family, table.layout, table.schema, table.manifest, table.id)
+            for table in self.tables
+        ]
+        for snapshot in self.snapshots:
+            found += [
+                Need(part.family, part.layout, part.schema, part.manifest, None, snapshot.name,
+                     part.id)
+                for part in snapshot.tables
+            ]  # fmt: skip
+        return found
 
 
 def read_contents(datadir: DataDir) -> Contents:
@@ -308,7 +347,13 @@ def read_contents(datadir: DataDir) -> Contents:
         state = _load(file)
     finally:
         file.close()
-    return Contents(file.path, list(state.tables.values()), state.generations)
+    return _contents(file.path, state)
+
+
+def _contents(path: Path, state: _State) -> Contents:
+    return Contents(
+        path, list(state.tables.values()), list(state.snapshots.values()), dict(state.generations)
+    )
 
 
 def _load(file: CatalogFile) -> _State:

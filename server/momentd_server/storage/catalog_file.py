@@ -146,6 +146,10 @@ class CatalogFile:
             self._meta = meta
             return
 
+    def check_pages(self) -> None:
+        """Walk the pages as they are on disk, in the writer's thread. Raises CorruptRecord."""
+        _check_pages(self.path)
+
     def close(self) -> None:
         self._environment.close()
 
@@ -228,16 +232,8 @@ def _reserve_map(path: Path) -> None:
 
 def _inspect(path: Path, store_id: bytes) -> None:
     """Refuse what is not this store's catalog in this format, without changing a byte."""
-    try:
-        # LMDB follows what it reads: a wrong or missing page would be a crash, not an error.
-        check_pages(path.read_bytes())
-    except DamagedPages as damage:
-        raise CorruptRecord(
-            f"{path} is not a readable LMDB file (page {damage.page}: {damage}): "
-            "restore it from a copy, or name another directory",
-            path=path,
-            page=damage.page,
-        ) from damage
+    # LMDB follows what it reads: a wrong or missing page would be a crash, not an error.
+    _check_pages(path)
     environment = _open_environment(path, read_only=True)
     try:
         with environment.begin() as transaction:
@@ -253,6 +249,18 @@ def _inspect(path: Path, store_id: bytes) -> None:
             )
         return  # a start that was killed before its first commit
     _check_meta(path, records.unseal(_META_KEY, value, path), store_id)
+
+
+def _check_pages(path: Path) -> None:
+    try:
+        check_pages(path.read_bytes())
+    except DamagedPages as damage:
+        raise CorruptRecord(
+            f"{path} is not a readable LMDB file (page {damage.page}: {damage}): "
+            "restore it from a copy, or name another directory",
+            path=path,
+            page=damage.page,
+        ) from damage
 
 
 def _check_meta(path: Path, meta: dict[str, Any], store_id: bytes) -> None:

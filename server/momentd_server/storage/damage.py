@@ -22,6 +22,7 @@ class Damage:
     tables: tuple[int, ...] = ()  # ids of the tables that need it
     rows: tuple[int, ...] = ()  # whose records it is: the first MOST_ROWS
     row_count: int = 0  # how many in all; 0 where they cannot be told
+    snapshots: tuple[str, ...] = ()  # names of those that need it
 
 
 @dataclass(slots=True)
@@ -34,6 +35,7 @@ class Counts:
     records: int = 0  # older versions included
     locations: int = 0  # rows whose location was compared with what lies there
     bytes: int = 0
+    snapshots: int = 0
 
     def add(self, other: Counts) -> None:
         for each in fields(self):

@@ -13,9 +13,9 @@ from typing import Final, Literal
 
 from momentd_server.storage import format as layout
 from momentd_server.storage.catalog import Contents, read_contents
+from momentd_server.storage.catalog_check import check_entries
 from momentd_server.storage.datadir import DataDir, check_usable, filesystem_type
 from momentd_server.storage.files import reads_directly
-from momentd_server.storage.verify import check_tables
 from momentd_wire.errors import DaemonUnavailable, MomentdError
 from momentd_wire.units import format_bytes
 
@@ -180,34 +180,36 @@ def _contents(path: Path) -> Iterator[Finding]:
 
 def _files(datadir: DataDir, contents: Contents) -> Iterator[Finding]:
     problems = 0
-    for damage in check_tables(contents.path, contents.tables):
+    needs = contents.needs()
+    for damage in check_entries(contents.path, contents.tables, needs):
         problems += 1
         yield Finding("problem", "catalog", *damage.what.split(": ", 1))
     listed: set[tuple[int, int]] = set()
-    for table in contents.tables:
-        for segment, counted in table.manifest.segments:
-            listed.add((table.family, segment))
-            file = datadir.segment_path(table.family, segment)
+    for need in needs:
+        for segment, counted in need.manifest.segments:
+            listed.add((need.family, segment))
+            file = datadir.segment_path(need.family, segment)
             length = file.stat().st_size if file.exists() else -1
             if length >= counted:
                 continue
             problems += 1
             what = "is missing" if length < 0 else f"has {length} bytes, {counted} count"
             yield Finding(
-                "problem", "files", f"{file} of table {table.name or table.id} {what}",
-                "restore the file from a copy, or drop the run by `momentd runs drop "
-                f"{table.run!r}` and go on from a checkpoint",
+                "problem", "files", f"{file} of {need.whose} {what}",
+                "restore the file from a copy, or drop the table's run (`momentd runs drop`) and "
+                "go on from a checkpoint; a snapshot: `momentd snapshot delete`",
             )  # fmt: skip
     unlisted = [file for *key, file in datadir.segment_files() if tuple(key) not in listed]
     if unlisted:
         yield Finding(
-            "note", "files", f"{_some(unlisted)} belong to no table",
+            "note", "files", f"{_some(unlisted)} belong to no table and no snapshot",
             "nothing: they are of what was not committed, the next start deletes them",
         )  # fmt: skip
     if not problems:
         yield Finding(
             "good", "contents",
-            f"{len(contents.tables)} tables, {len(listed)} segments, all there and long enough",
+            f"{len(contents.tables)} tables, {len(contents.snapshots)} snapshots, "
+            f"{len(listed)} segments, all there and long enough",
             "`momentd verify --data-dir` compares every byte of them",
         )  # fmt: skip
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from momentd_server.schema import FieldSpec, Schema
@@ -11,6 +12,7 @@ from momentd_server.storage.hashing import hash_bytes
 from momentd_wire.errors import CorruptRecord
 
 _HASH_BYTES: Final = 8
+_CONTENT_BYTES: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,16 @@ class SessionRecord:
     run: str
     program: str
     streams: tuple[StreamRecord, ...] = ()
+
+
+def content_id(schema: Schema, step: int, digest: int) -> bytes:
+    """128 bits that are the same for the same content: schema, step and records.
+
+    `digest`: sum of the records' hashes modulo 2**64, over row and bytes; a record that equals its
+    initial value counts 0, as one that was never touched.
+    """
+    text = json.dumps([asdict(schema), step, digest], separators=(",", ":"), sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=_CONTENT_BYTES).digest()
 
 
 def seal(key: bytes, body: dict[str, Any]) -> bytes:

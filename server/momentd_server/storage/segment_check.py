@@ -37,6 +37,7 @@ class Expected:
     rows: int  # rows of the largest table that uses it
     generation: int  # the last one that its family has given out
     tables: tuple[int, ...]
+    snapshots: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +93,10 @@ class _Check:
     def note(self, what: str, offset: int | None, rows: np.ndarray | None = None) -> None:
         named = () if rows is None else tuple(int(row) for row in rows[:MOST_ROWS])
         count = 0 if rows is None else int(rows.size)
-        damage = Damage(what, str(self._path), offset, self._expected.tables, named, count)
-        self.report.damages.append(damage)
+        expected = self._expected
+        self.report.damages.append(
+            Damage(what, str(self._path), offset, expected.tables, named, count, expected.snapshots)
+        )
 
     def header(self) -> None:
         block = self._read(0, layout.HEADER_BYTES)

@@ -9,12 +9,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from momentd_server.storage import files
-from momentd_server.storage.catalog import Contents, TableRecord, read_contents
+import numpy as np
+
+from momentd_server.storage import files, recovery
+from momentd_server.storage.catalog import Contents, read_contents
+from momentd_server.storage.catalog_check import Need, check_entries
 from momentd_server.storage.damage import Counts, Damage, Progress, Report
 from momentd_server.storage.datadir import DataDir
-from momentd_server.storage.format import BLOCK, HEADER_BYTES, SEGMENT_BYTES, SegmentHeader
+from momentd_server.storage.format import SegmentHeader
+from momentd_server.storage.records import content_id
 from momentd_server.storage.segment_check import Expected, SegmentReport, check_segment
+from momentd_server.storage.segments import SegmentStore
 from momentd_wire.errors import CorruptRecord, Incompatible, MomentdError
 
 # One reads while the other hashes; more would only wait for the disk.
@@ -50,7 +55,9 @@ def _verify(datadir: DataDir, progress: Progress, threads: int) -> Report:
         report.damages.append(Damage(error.message, str(datadir.catalog_path)))
         return report
     report.counts.tables = len(contents.tables)
-    report.damages += check_tables(contents.path, contents.tables)
+    report.counts.snapshots = len(contents.snapshots)
+    needs = contents.needs()
+    report.damages += check_entries(contents.path, contents.tables, needs)
     expected = expected_segments(contents, datadir.store_id)
     report.unlisted = [
         str(file)
@@ -60,60 +67,63 @@ def _verify(datadir: DataDir, progress: Progress, threads: int) -> Report:
     for part in _check_files(datadir, list(expected.values()), progress, threads):
         report.damages += part.damages
         report.counts.add(part.counts)
+    if not report.damages:
+        report.damages += _check_contents(datadir, needs)
     return report
 
 
-def check_tables(path: Path, tables: Iterable[TableRecord]) -> list[Damage]:
-    """What entries that are each whole can still have wrong between them."""
-    damages: list[Damage] = []
-    names: dict[str, int] = {}
-    for table in tables:
-        other = names.setdefault(table.name, table.id) if table.name is not None else table.id
-        if other != table.id:
-            damages.append(
-                _damage(path, table, f"tables {other} and {table.id} are both {table.name!r}")
-            )
-        manifest = table.manifest
-        listed = [segment for segment, _ in manifest.segments]
-        if len(set(listed)) != len(listed):
-            damages.append(_damage(path, table, f"table {table.id} lists a segment twice"))
-        for segment, counted in manifest.segments:
-            if counted % BLOCK or not HEADER_BYTES <= counted <= SEGMENT_BYTES:
-                what = f"table {table.id} counts {counted} bytes of segment {segment}"
-                damages.append(_damage(path, table, what))
-        ancestors = [generation for generation, _ in manifest.ancestry]
-        if len(set(ancestors)) != len(ancestors) or any(
-            generation > manifest.generation for generation in ancestors
-        ):
-            what = f"the ancestry of table {table.id} is not one: {manifest.ancestry}"
-            damages.append(_damage(path, table, what))
-    return damages
-
-
-def _damage(path: Path, table: TableRecord, what: str) -> Damage:
-    remedy = f"restore the catalog from a copy, or drop the run {table.run!r}"
-    return Damage(f"{what}: {remedy}", str(path), tables=(table.id,))
-
-
 def expected_segments(contents: Contents, store_id: bytes) -> dict[tuple[int, int], Expected]:
-    """(family, segment) -> what must be in the file, of all that some table needs."""
-    users: dict[tuple[int, int], list[tuple[TableRecord, int]]] = {}
-    for table in contents.tables:
-        for segment, counted in table.manifest.segments:
-            users.setdefault((table.family, segment), []).append((table, counted))
+    """(family, segment) -> what must be in the file, of all that some table or snapshot needs."""
+    users: dict[tuple[int, int], list[tuple[Need, int]]] = {}
+    for need in contents.needs():
+        for segment, counted in need.manifest.segments:
+            users.setdefault((need.family, segment), []).append((need, counted))
     return {
-        (family, segment): Expected(
+        (family, segment): expect(
             SegmentHeader(
                 store_id, family, segment, using[0][0].layout, using[0][0].schema.record_bytes
             ),
-            max(counted for _, counted in using),
-            using[0][0].schema.initial_record,
-            max(table.schema.rows for table, _ in using),
+            using,
             contents.generations.get(family, 0),
-            tuple(table.id for table, _ in using),
         )
         for (family, segment), using in sorted(users.items())
     }
+
+
+def expect(header: SegmentHeader, using: list[tuple[Need, int]], generation: int) -> Expected:
+    """What must be in one file. using: who needs it, and how many bytes of it."""
+    return Expected(
+        header,
+        max(counted for _, counted in using),
+        using[0][0].schema.initial_record,
+        max(need.schema.rows for need, _ in using),
+        generation,
+        tuple(sorted({table for need, _ in using for table in need.tables})),
+        tuple(sorted({name for need, _ in using for name in need.snapshots})),
+    )
+
+
+def _check_contents(datadir: DataDir, needs: list[Need]) -> Iterable[Damage]:
+    """End to end: what a snapshot would be restored to has the digest that was handed out."""
+    store = SegmentStore(datadir, lambda: 0)
+    try:
+        for need in needs:
+            if need.snapshot is None:
+                continue
+            rows = need.schema.rows
+            location, check = np.zeros(rows, np.uint64), np.zeros(rows, np.uint32)
+            result = recovery.rebuild(
+                store, need.family, need.manifest, need.schema, location, check
+            )
+            if content_id(need.schema, need.manifest.step, result.digest) != need.content:
+                yield Damage(
+                    f"{need.whose} would be restored to other content than it was taken of: "
+                    "delete it, and use another one",
+                    str(datadir.catalog_path),
+                    snapshots=need.snapshots,
+                )
+    finally:
+        store.close()
 
 
 def _check_files(
@@ -138,7 +148,9 @@ def _check_files(
             what = (
                 f"cannot be opened ({error.strerror}): restore the file from a copy, or drop its "
             )
-            damage = Damage(f"{what}tables", str(path), tables=each.tables)
+            damage = Damage(
+                f"{what}tables", str(path), tables=each.tables, snapshots=each.snapshots
+            )
             return SegmentReport([damage], Counts(segments=1))
         try:
             return check_segment(fd, path, each, was_read=was_read)

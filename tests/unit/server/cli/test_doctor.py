@@ -47,7 +47,7 @@ def _problems(path, code=1):
 def test_a_good_directory_has_no_problems(directory):
     assert _problems(directory, code=0) == ""
     done = CliRunner().invoke(momentd, ["doctor", "--data-dir", str(directory)])
-    assert "2 tables, 2 segments, all there" in done.output
+    assert "2 tables, 2 snapshots, 2 segments, all there" in done.output
     assert "momentd verify" in done.output
 
 

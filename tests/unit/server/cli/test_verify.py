@@ -28,7 +28,7 @@ def test_a_good_directory_is_said_to_be_one_and_nothing_changes(directory):
     before = _bytes_of(directory)
     done = _verify("--data-dir", directory)
     assert done.exit_code == 0
-    assert "2 tables, 2 segments" in done.output
+    assert "2 tables, 2 snapshots, 2 segments" in done.output
     assert "everything as it was written" in done.output
     assert _bytes_of(directory) == before
 
