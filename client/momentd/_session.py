@@ -8,7 +8,7 @@ import itertools
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from momentd import _discovery, snapshots
@@ -117,11 +117,26 @@ class Session:
         Raises SchemaMismatch, TableInUse, TableNotFound, OutOfMemory.
         """
         request = pb.OpenTableRequest(name=name, label=label, schema=schema, mode=mode)
-        return self._control.run(
-            self,
+        return self._make(
             pb.Request(open_table=request),
             lambda reply: self._table(reply.open_table.table),
+            named=name is not None,
         )
+
+    def _make(
+        self, request: pb.Request, wrap: Callable[[pb.Reply], Table], *, named: bool
+    ) -> Table:
+        """A call that makes a table and needs nothing that the session has.
+
+        If the session turns out to have ended (the daemon was killed), an unnamed table would have
+        ended with it: the next session makes it.
+        """
+        try:
+            return self._control.run(self, request, wrap)
+        except StateRolledBack:
+            if named:
+                raise
+            return self._control.run(self, request, wrap)
 
     def clone_table(self, table: Table, *, name: str | None = None, label: str = "") -> Table:
         """A copy-on-write copy of a table, as of now."""
@@ -199,10 +214,10 @@ class Session:
     ) -> Table:  # fmt: skip
         """A new table with the content of a snapshot's table. Raises SnapshotNotFound."""
         request = pb.RestoreTableRequest(id=snapshot_id, name=name, label=label, replace=replace)
-        return self._control.run(
-            self,
+        return self._make(
             pb.Request(restore_table=request),
             lambda reply: self._table(reply.restore_table.table),
+            named=name is not None,
         )
 
     def delete_snapshots(self, names: Iterable[str]) -> int:

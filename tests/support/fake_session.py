@@ -6,24 +6,29 @@ order of operations. It can be told to refuse, to go away, and to report results
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from momentd import snapshots
 from momentd._stream import UpdateInput, UpdateResult, UpdateSpec
 from momentd.errors import (
     DaemonUnavailable,
     InvalidArgument,
     MomentdError,
     RowOutOfRange,
+    SnapshotNotFound,
     StateRolledBack,
     TableNotFound,
 )
+from momentd.snapshots import Snapshot
 from momentd_wire import codec
+from momentd_wire.v1 import momentd_pb2 as pb
 
 
 def sparse_adam(m, v, grad, mask, hyper, step):
@@ -53,6 +58,12 @@ class Stored:
 
 
 @dataclass
+class FakeSnapshot:
+    message: pb.Snapshot
+    tables: dict[bytes, Stored]
+
+
+@dataclass
 class FakeDaemon:
     """What a daemon holds, and how it fails: see the fields after `outcomes`.
 
@@ -61,6 +72,8 @@ class FakeDaemon:
     """
 
     tables: dict[int, Stored] = field(default_factory=dict)
+    snapshots: dict[str, FakeSnapshot] = field(default_factory=dict)
+    data_dir: str = "/fake"
     outcomes: dict[tuple[int, int], Any] = field(default_factory=dict)
     down: bool = False
     lose_replies: int = 0
@@ -210,6 +223,55 @@ class FakeSession:
         self.daemon.tables[new.id] = new
         return FakeTable(self, new)
 
+    @property
+    def hello(self) -> pb.HelloReply:
+        return pb.HelloReply(data_dir=self.daemon.data_dir)
+
+    def create_snapshot(self, tables, *, run, name, pinned) -> Snapshot:
+        assert run is None
+        self._reach("create_snapshot")
+        stored = sorted((self.daemon.get(table) for table in tables), key=lambda each: each.id)
+        entries = [
+            pb.TableSnapshot(
+                id=_content_id(each), label=each.label, schema=each.schema, step=each.step,
+                update_number=each.update_number, table_id=each.id,
+            )
+            for each in stored
+        ]  # fmt: skip
+        for known in reversed(self.daemon.snapshots.values()):
+            if list(known.message.tables) == entries and name in {None, known.message.name}:
+                return snapshots.from_wire(known.message)
+        name = name or f"s{next(self.daemon._ids)}"
+        message = pb.Snapshot(name=name, run=self.run, pinned=pinned, tables=entries, bytes=1)
+        copies = {_content_id(each): _copied(each) for each in stored}
+        self.daemon.snapshots[name] = FakeSnapshot(message, copies)
+        return snapshots.from_wire(message)
+
+    def find_snapshot(self, snapshot_id: bytes) -> Snapshot:
+        self._reach("find_snapshot")
+        return snapshots.from_wire(self._find(snapshot_id).message)
+
+    def _find(self, snapshot_id: bytes) -> FakeSnapshot:
+        for known in reversed(self.daemon.snapshots.values()):
+            if snapshot_id in known.tables:
+                return known
+        raise SnapshotNotFound(f"no snapshot {snapshot_id.hex()}")
+
+    def delete_snapshots(self, names) -> int:
+        self._reach("delete_snapshots")
+        for name in names:
+            if name not in self.daemon.snapshots:
+                raise SnapshotNotFound(f"no snapshot {name}")
+            del self.daemon.snapshots[name]
+        return 0
+
+    def restore_table(self, snapshot_id, *, name=None, label=None, replace=False) -> FakeTable:
+        self._reach("restore_table")
+        old = _copied(self._find(snapshot_id).tables[snapshot_id])
+        old.id, old.owner, old.label = next(self.daemon._ids), self, label or old.label
+        self.daemon.tables[old.id] = old
+        return FakeTable(self, old)
+
     def drop_tables(self, ids=(), *, run=None, force=False) -> int:
         self._reach("drop_tables")
         ids = list(ids)
@@ -224,6 +286,19 @@ class FakeSession:
 
     def on_arena(self, mapped: Callable[[int, int], None], unmapped=None) -> None:
         """No arenas here: memory is on the heap, as on the gRPC plane."""
+
+
+def _copied(stored: Stored) -> Stored:
+    return replace(stored, fields={name: value.copy() for name, value in stored.fields.items()})
+
+
+def _content_id(stored: Stored) -> bytes:
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(stored.schema.SerializeToString(deterministic=True))
+    digest.update(str(stored.step).encode())
+    for value in stored.fields.values():
+        digest.update(value.tobytes())
+    return digest.digest()
 
 
 class FakeStream:

@@ -1,4 +1,4 @@
-"""State dicts in torch's layout: moments out of the daemon by gather, into it by scatter."""
+"""State dicts: whole, in torch's layout, or with handles of what the daemon keeps."""
 
 from __future__ import annotations
 
@@ -9,36 +9,18 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from momentd import rules
-from momentd._grads import table_shape
-from momentd.errors import InvalidArgument, SnapshotNotFound, StateRolledBack, TableNotFound
-from momentd.optim import _groups
-from momentd.optim._records import Entry, Record, is_placeholder
+from momentd.errors import InvalidArgument, StateRolledBack, TableNotFound
+from momentd.optim import _entries, _groups, _handles
+from momentd.optim._records import NO_SNAPSHOT, Entry, Record
 from momentd.table import Table
 
 if TYPE_CHECKING:
     from momentd.optim.base import TableOptimizer
 
 StateDict = dict[str, Any]
-
-# Rows that are looked through, and sent, at a time.
-_BLOCK_ROWS = 65_536
-
-
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """One parameter's entry of a state dict.
-
-    moments: name -> (rows, width) on the CPU; empty if the state is that of a fresh parameter with
-    `step` updates.
-    """
-
-    step: int
-    moments: dict[str, Tensor]
 
 
 @dataclass(slots=True)
@@ -81,9 +63,11 @@ class Given:
 # ---------------------------------------------------------------------------------------- out
 
 
-def save(optimizer: TableOptimizer) -> StateDict:
+def save(optimizer: TableOptimizer, checkpoint: str) -> StateDict:
     """`{"state": {index: entry}, "param_groups": [...]}` as torch packs it."""
     optimizer._given.by_id.clear()
+    if checkpoint == "snapshot":
+        _handles.refresh(optimizer)
     index_of: dict[int, int] = {}
     groups: list[dict[str, Any]] = []
     start = 0
@@ -95,16 +79,18 @@ def save(optimizer: TableOptimizer) -> StateDict:
         packed["params"] = [index_of[id(param)] for param in params]
         groups.append(packed)
         start += len(params)
-    return {"state": dict(_placed(optimizer, index_of)), "param_groups": groups}
+    return {"state": dict(_placed(optimizer, index_of, checkpoint)), "param_groups": groups}
 
 
-def _placed(optimizer: TableOptimizer, index_of: dict[int, int]) -> Iterator[tuple[Any, Any]]:
+def _placed(
+    optimizer: TableOptimizer, index_of: dict[int, int], checkpoint: str
+) -> Iterator[tuple[Any, Any]]:
     items: Iterable[tuple[Any, Any]] = optimizer.state.items()
     for key, entry in items:
         if not isinstance(key, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
             yield key, entry
         elif id(key) in index_of:
-            yield index_of[id(key)], _full_entry(optimizer, key, entry)
+            yield index_of[id(key)], _saved_entry(optimizer, key, entry, checkpoint)
         else:
             raise InvalidArgument(
                 f"state of a parameter of shape {tuple(key.shape)} that is in no group: the groups "
@@ -115,21 +101,29 @@ def _placed(optimizer: TableOptimizer, index_of: dict[int, int]) -> Iterator[tup
 
 
 def portable_state(optimizer: TableOptimizer) -> list[tuple[Any, Any]]:
-    """`optimizer.state` with complete moments, as pairs (a parameter may not be hashable)."""
+    """`optimizer.state` with saved entries, as pairs (a parameter may not be hashable)."""
     items: Iterable[tuple[Any, Any]] = optimizer.state.items()
+    checkpoint = optimizer._options.checkpoint
+    if checkpoint == "snapshot":
+        _handles.refresh(optimizer)
     pairs: list[tuple[Any, Any]] = []
     for key, entry in items:
         moments = isinstance(key, Tensor)  # pyright: ignore[reportUnnecessaryIsInstance]
-        pairs.append((key, _full_entry(optimizer, key, entry) if moments else entry))
+        saved = _saved_entry(optimizer, key, entry, checkpoint) if moments else entry
+        pairs.append((key, saved))
     return pairs
 
 
-def _full_entry(optimizer: TableOptimizer, param: Tensor, entry: Entry) -> Entry:
+def _saved_entry(optimizer: TableOptimizer, param: Tensor, entry: Entry, checkpoint: str) -> Entry:
     record = optimizer._records.get(entry)
+    if record is None and checkpoint == "full" and entry.get("snapshot"):
+        record = optimizer._record(param)
     if record is None:
         return dict(entry)
+    if checkpoint == "snapshot":
+        return _handles.entry(record, param)
     full: Entry = {"step": record.step}
-    for name in field_names(optimizer._rule, param):
+    for name in _entries.field_names(optimizer._rule, param):
         if record.table is not None:
             values = record.table.gather(None, fields=name)
             full[name] = torch.from_numpy(values).reshape(param.shape)
@@ -139,16 +133,10 @@ def _full_entry(optimizer: TableOptimizer, param: Tensor, entry: Entry) -> Entry
     return full
 
 
-def field_names(rule: rules.SparseAdam, param: Tensor) -> list[str]:
-    """Names of the moments of a parameter, in record order."""
-    rows, width = table_shape(param.shape)
-    return [spec.name for spec in rule.schema(rows, max(width, 1)).fields]
-
-
 # ---------------------------------------------------------------------------------------- in
 
 
-def load(optimizer: TableOptimizer, state_dict: StateDict) -> None:
+def load(optimizer: TableOptimizer, state_dict: StateDict, missing: _entries.Missing) -> None:
     """Replace the optimizer's state and groups by those of a state dict, all or nothing."""
     groups = optimizer.param_groups
     saved_groups = copy.deepcopy(state_dict["param_groups"])
@@ -160,7 +148,7 @@ def load(optimizer: TableOptimizer, state_dict: StateDict) -> None:
             strict=True,
         )
     )
-    state, records = _new_state(optimizer, state_dict["state"], param_of)
+    state, records = _new_state(optimizer, state_dict["state"], param_of, missing)
     for group, saved in zip(groups, saved_groups, strict=True):
         saved["params"] = group["params"]
         if "param_names" in group:
@@ -190,43 +178,53 @@ def _check_groups(groups: list[dict[str, Any]], saved: list[dict[str, Any]]) -> 
 
 
 def _new_state(
-    optimizer: TableOptimizer, saved_state: dict[Any, Any], param_of: dict[Any, Tensor]
+    optimizer: TableOptimizer,
+    saved_state: dict[Any, Any],
+    param_of: dict[Any, Tensor],
+    missing: _entries.Missing,
 ) -> tuple[_groups.ParamState, list[Record]]:
     """State and records of a state dict: everything is checked, then new tables are filled."""
-    given = optimizer._given
     state = _groups.ParamState()
-    todo: list[tuple[Tensor, Saved]] = []
+    todo: list[tuple[Tensor, _entries.Saved]] = []
     records: list[Record] = []
     for key, entry in saved_state.items():
         if key not in param_of:
             state[key] = entry
             continue
         param = param_of[key]
-        current = given.current(entry) if isinstance(entry, dict) else None
-        if (
-            current is not None
-            and optimizer.state.get(param) is current.entry
-            and _still_there(current)
-        ):
+        current = _current(optimizer, param, entry)
+        if current is not None and _still_there(current):
             state[param] = current.entry
             records.append(current)
         else:
-            todo.append((param, read_entry(entry, param, optimizer._rule, f"state[{key}]")))
+            todo.append((param, _entries.read(entry, param, optimizer._rule, f"state[{key}]")))
     made: list[Table] = []
     try:
         for param, saved in todo:
-            record = Record(optimizer._live_entry(param, saved.step), step=saved.step)
-            if saved.moments:
-                record.table = optimizer._open_table(param, optimizer._label(param))
+            record = _entries.make_record(optimizer, param, saved, missing)
+            if record.table is not None:
                 made.append(record.table)
-                scatter(record.table, saved)
-                record.update_number = record.table.update_number
             state[param] = record.entry
             records.append(record)
     except BaseException:
         optimizer._drop(made)
         raise
     return state, records
+
+
+def _current(optimizer: TableOptimizer, param: Tensor, entry: Any) -> Record | None:
+    """The record of a parameter, if its present state is that of a saved entry."""
+    if not isinstance(entry, dict) or param not in optimizer.state:
+        return None
+    record = optimizer._records.get(optimizer.state[param])
+    if record is None:
+        return None
+    if "snapshot" not in entry:
+        return record if optimizer._given.current(entry) is record else None
+    if entry.get("step") != record.step:
+        return None
+    snapshot = record.snapshot if record.table is not None else NO_SNAPSHOT
+    return record if snapshot == entry["snapshot"] else None
 
 
 def _still_there(record: Record) -> bool:
@@ -237,61 +235,3 @@ def _still_there(record: Record) -> bool:
         return record.table.refresh().update_number == record.update_number
     except (TableNotFound, StateRolledBack):
         return False
-
-
-def read_entry(entry: Any, param: Tensor, rule: rules.SparseAdam, where: str) -> Saved:
-    """Check one entry in torch's layout. An empty one, or one without moments at step 0, is fresh.
-
-    Raises InvalidArgument naming `where`; SnapshotNotFound if the moments are elsewhere.
-    """
-    if not isinstance(entry, dict):
-        raise InvalidArgument(f"{where} must be a dict, got {type(entry).__name__}")
-    step = int(entry.get("step", 0))
-    if step < 0:
-        raise InvalidArgument(f"{where}: step must be >= 0, got {step}")
-    names = field_names(rule, param)
-    missing = [n for n in names if n not in entry or is_placeholder(entry[n], param)]
-    if len(missing) == len(names):
-        if step or entry.get("snapshot", 0):
-            raise SnapshotNotFound(
-                f"{where} (step {step}) has no moments in it: it is the live state of another "
-                "optimizer, or the handle of a snapshot, which this version cannot resolve. "
-                "Save with state_dict(), load with load_state_dict()",
-                step=step,
-            )
-        return Saved(step, {})
-    if missing:
-        raise InvalidArgument(f"{where} lacks {missing}")
-    moments = {name: _moment(entry[name], param, f"{where}[{name!r}]") for name in names}
-    if not param.numel() or not any(bool(value.any()) for value in moments.values()):
-        return Saved(step, {})
-    return Saved(step, moments)
-
-
-def _moment(value: Any, param: Tensor, where: str) -> Tensor:
-    """A saved moment as (rows, width), on whatever device it is."""
-    shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-    if shape != tuple(param.shape):
-        raise InvalidArgument(f"{where} has shape {shape}, the parameter has {tuple(param.shape)}")
-    return value.detach().reshape(table_shape(param.shape))
-
-
-def scatter(table: Table, saved: Saved) -> None:
-    """Write the rows of a fresh table that differ from its initial value, and its step."""
-    dtype = {np.dtype(np.float32): torch.float32, np.dtype(np.float64): torch.float64}[table.dtype]
-    for start in range(0, table.rows, _BLOCK_ROWS):
-        block = {
-            name: value[start : start + _BLOCK_ROWS].to("cpu", dtype)
-            for name, value in saved.moments.items()
-        }
-        touched = torch.zeros(len(next(iter(block.values()))), dtype=torch.bool)
-        for value in block.values():
-            touched |= value.ne(0).any(dim=1)
-        if not bool(touched.any()):
-            continue
-        rows = touched.nonzero()[:, 0]
-        table.scatter(
-            (rows + start).numpy(),
-            step=saved.step,
-            **{name: value.index_select(0, rows).numpy() for name, value in block.items()},
-        )

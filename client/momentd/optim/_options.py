@@ -20,21 +20,24 @@ class Options:
     address: str | None = None
     run: str | None = None
     state_dtype: torch.dtype | None = None
+    checkpoint: str = "full"
+    keep_snapshots: int | None = None
 
     def __post_init__(self) -> None:
+        if self.checkpoint not in {"full", "snapshot"}:
+            raise InvalidArgument(
+                f"checkpoint must be 'snapshot' or 'full', got {self.checkpoint!r}"
+            )
+        if self.keep_snapshots is not None and (
+            self.keep_snapshots < 1 or self.checkpoint != "snapshot"
+        ):
+            raise InvalidArgument(
+                f"keep_snapshots={self.keep_snapshots} with checkpoint={self.checkpoint!r}: it is "
+                "how many snapshots of state_dict() are kept, at least 1, and needs "
+                "checkpoint='snapshot'"
+            )
         if self.state_dtype is not None and self.state_dtype not in NUMPY_DTYPE:
             raise UnsupportedFeature(
                 f"state_dtype={self.state_dtype} is not implemented: "
                 "choose torch.float32, torch.float64, or None for the parameter's own precision"
             )
-
-
-def check_checkpoint(checkpoint: str | None, keep_snapshots: int | None) -> None:
-    """Refuse what this version does not do yet, and what does not exist."""
-    if checkpoint not in {None, "full", "snapshot"}:
-        raise InvalidArgument(f"checkpoint must be 'full' or 'snapshot', got {checkpoint!r}")
-    if checkpoint == "snapshot" or keep_snapshots is not None:
-        raise UnsupportedFeature(
-            "snapshots are not implemented in this version: leave out checkpoint='snapshot' and "
-            "keep_snapshots; state_dict() then returns the complete moments (checkpoint='full')"
-        )

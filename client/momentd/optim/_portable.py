@@ -12,7 +12,7 @@ from torch import Tensor
 from momentd._grads import table_shape
 from momentd._progress import progress
 from momentd.errors import InvalidArgument, StateRolledBack
-from momentd.optim import _groups
+from momentd.optim import _groups, _handles
 from momentd.optim._options import NUMPY_DTYPE
 from momentd.optim._plan import places
 from momentd.optim._records import Record
@@ -99,7 +99,9 @@ def load(optimizer: TableOptimizer, path: Path) -> None:
             state, records = _groups.ParamState(), list[Record]()
             for target in targets:
                 record = Record(
-                    optimizer._live_entry(target.param, target.entry.updates),
+                    optimizer._live_entry(
+                        target.param, target.entry.updates, has_table=target.table is not None
+                    ),
                     target.table,
                     target.entry.updates,
                 )
@@ -111,6 +113,9 @@ def load(optimizer: TableOptimizer, path: Path) -> None:
     old = optimizer._records.tables()
     optimizer._adopt(state, optimizer.param_groups, records)
     optimizer._drop(old)
+    if optimizer._options.checkpoint == "snapshot":
+        # A handle of this state, made where the file comes from, resolves here from now on.
+        _handles.refresh(optimizer)
 
 
 def _fill(optimizer: TableOptimizer, target: _Filling, block: Block) -> None:

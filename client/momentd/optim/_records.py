@@ -6,7 +6,7 @@ import os
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
@@ -19,9 +19,20 @@ if TYPE_CHECKING:
 
 Entry = dict[str, Any]
 
+# What an entry has in place of the id of a snapshot: no moments were ever written; they are in the
+# live table of an optimizer.
+NO_SNAPSHOT: Final = 0
+LIVE: Final = -1
+
+
+def live_handle(param: Tensor, step: int, *, has_table: bool) -> Entry:
+    """What `optimizer.state[param]` holds with checkpoint="snapshot": see `_handles`."""
+    snapshot = LIVE if has_table else NO_SNAPSHOT
+    return {"step": step, "snapshot": snapshot, "device": torch.empty(0, device=param.device)}
+
 
 def live_entry(param: Tensor, fields: Iterable[str], dtype: torch.dtype, step: int) -> Entry:
-    """What `optimizer.state[param]` holds: the keys of its saved form, without the moments.
+    """What it holds with checkpoint="full": the keys of its saved form, without the moments.
 
     The moments are in the daemon; a tensor of length 0 stands for each, with the state's dtype, on
     the parameter's device. Live and saved entries have the same keys, because there are checkpoint
@@ -40,16 +51,24 @@ class Record:
     """The private half of one entry: its table, and what was last written there.
 
     `table` is None until the first update with rows. `step` counts all updates of the parameter,
-    empty ones too; the table's own counter lags behind by trailing empty ones.
+    empty ones too; the table's own counter lags behind by trailing empty ones. `handle` is the id
+    of the table's content in a snapshot, and the update number that it had then.
     """
 
-    __slots__ = ("entry", "step", "table", "update_number")
+    __slots__ = ("entry", "handle", "step", "table", "update_number")
 
     def __init__(self, entry: Entry, table: Table | None = None, step: int = 0) -> None:
         self.entry = entry
         self.table = table
         self.step = step
         self.update_number = table.update_number if table is not None else 0
+        self.handle: tuple[int, int] | None = None
+
+    @property
+    def snapshot(self) -> int | None:
+        """The id of a snapshot with the table as it is now, if one is known."""
+        handle = self.handle
+        return handle[0] if handle is not None and handle[1] == self.update_number else None
 
     def commit(self, step: int, update_number: int | None) -> None:
         """Note the outcome of an update. Absolute values: doing it twice changes nothing."""
@@ -57,6 +76,8 @@ class Record:
         self.entry["step"] = step
         if update_number is not None:
             self.update_number = update_number
+            if "snapshot" in self.entry:
+                self.entry["snapshot"] = LIVE
 
 
 class Records:

@@ -20,13 +20,13 @@ from momentd._registry import optimizers
 from momentd._signals import DeferredInterrupt
 from momentd._stream import Stream, UpdateSpec
 from momentd._threads import SingleThreaded, cores_to_spare, throttle_idle_threads
-from momentd.errors import StateRolledBack, UnsupportedFeature
-from momentd.optim import _checkpoint, _groups, _portable, _records
+from momentd.errors import InvalidArgument, StateRolledBack, UnsupportedFeature
+from momentd.optim import _checkpoint, _entries, _groups, _portable, _records
 from momentd.optim._fill import fill
 from momentd.optim._options import NUMPY_DTYPE, Options
 from momentd.optim._pending import Part, PendingStep
 from momentd.optim._plan import Work, is_state_request, places, plan, state_dtype_of
-from momentd.optim._records import Record, Records, live_entry
+from momentd.optim._records import Record, Records, live_entry, live_handle
 from momentd.table import Table
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ class TableOptimizer(Optimizer):
         self._stream: Stream | None = None
         self._session: list[Session] = []
         self._given = _checkpoint.Given()
+        self._snapshots: list[str] = []
         self._own()
         optimizers.add(self)
 
@@ -228,19 +229,17 @@ class TableOptimizer(Optimizer):
         record = self._records.get(entry)
         if record is not None:
             return record
-        saved = _checkpoint.read_entry(entry, param, self._rule, "state")
-        record = Record(self._live_entry(param, saved.step), step=saved.step)
-        if saved.moments:
-            record.table = self._open_table(param, self._label(param))
-            _checkpoint.scatter(record.table, saved)
-            record.update_number = record.table.update_number
+        saved = _entries.read(entry, param, self._rule, "state")
+        record = _entries.make_record(self, param, saved)
         # In this order: what an interrupt leaves between the two is swept, and adopted again.
         self._records.add(record)
         self.state[param] = record.entry
         return record
 
-    def _live_entry(self, param: Tensor, step: int) -> dict[str, Any]:
-        fields = _checkpoint.field_names(self._rule, param)
+    def _live_entry(self, param: Tensor, step: int, *, has_table: bool) -> dict[str, Any]:
+        if self._options.checkpoint == "snapshot":
+            return live_handle(param, step, has_table=has_table)
+        fields = _entries.field_names(self._rule, param)
         return live_entry(param, fields, self._state_dtype(param), step)
 
     def _label(self, param: Tensor) -> str:
@@ -279,7 +278,10 @@ class TableOptimizer(Optimizer):
             if entry is None:
                 continue
             table = self._clone_table(old) if old.table is not None else None
-            records.add(Record(entry, table, old.step))
+            new = Record(entry, table, old.step)
+            if old.snapshot is not None:
+                new.handle = (old.snapshot, new.update_number)
+            records.add(new)
         return records
 
     def _clone_table(self, old: Record) -> Table:
@@ -303,13 +305,20 @@ class TableOptimizer(Optimizer):
 
     @_outside_compile
     def state_dict(self) -> dict[str, Any]:
-        """The complete state in torch's layout: `step`, `exp_avg`, `exp_avg_sq` for each parameter.
+        """The state of all parameters, for `load_state_dict`.
 
-        Moments are dense CPU tensors in the state's dtype, read from the daemon.
+        With checkpoint="full" complete and in torch's layout: `step`, `exp_avg`, `exp_avg_sq`, the
+        moments being dense CPU tensors in the state's dtype, read from the daemon. With "snapshot"
+        small: `step`, `snapshot`, `device`. The moments are then durable in the daemon's data
+        directory, as a snapshot that is kept until somebody deletes it; nothing is written if
+        nothing has changed.
+
+        Raises OutOfSpace, StorageFailed: no snapshot was made; training may go on.
         """
         for hook in self._optimizer_state_dict_pre_hooks.values():
             hook(self)
-        state_dict = self.full_state_dict()
+        self.synchronize()
+        state_dict = _checkpoint.save(self, self._options.checkpoint)
         for hook in self._optimizer_state_dict_post_hooks.values():
             state_dict = hook(self, state_dict) or state_dict
         return state_dict
@@ -317,20 +326,32 @@ class TableOptimizer(Optimizer):
     def full_state_dict(self) -> dict[str, Any]:
         """`state_dict()` with `checkpoint="full"`, without hooks."""
         self.synchronize()
-        return _checkpoint.save(self)
+        return _checkpoint.save(self, "full")
 
     @_outside_compile
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def load_state_dict(
+        self, state_dict: dict[str, Any], *, missing: _entries.Missing = "error"
+    ) -> None:
         """Load state from `state_dict()` of this class or of `torch.optim.SparseAdam`.
 
         The optimizer gets tables of its own; moments keep their precision. Parameters are matched
         by position. After an error the optimizer is as it was.
+
+        Args:
+            state_dict: With complete moments or with handles, whatever `checkpoint` is here.
+            missing: "reset": a parameter whose snapshot does not exist starts afresh, at step 0.
+
+        Raises:
+            SnapshotNotFound: The daemon does not have the moments of a handle.
+            InvalidArgument: It does not fit this optimizer.
         """
+        if missing not in ("error", "reset"):
+            raise InvalidArgument(f"missing must be 'error' or 'reset', got {missing!r}")
         state_dict = state_dict.copy()
         for hook in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = hook(self, state_dict) or state_dict
         self.synchronize()
-        _checkpoint.load(self, state_dict)
+        _checkpoint.load(self, state_dict, missing)
         for hook in self._optimizer_load_state_dict_post_hooks.values():
             hook(self)
 
@@ -364,7 +385,7 @@ class TableOptimizer(Optimizer):
         _portable.load(self, path)
 
     def __getstate__(self) -> dict[str, Any]:
-        """A pickle carries the moments, in torch's layout; they go to a daemon on first use."""
+        """A pickle carries what a state dict does; moments go to a daemon on first use."""
         self.synchronize()
         return {
             "defaults": self.defaults,

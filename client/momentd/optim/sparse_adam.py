@@ -10,7 +10,7 @@ from torch.optim.optimizer import ParamsT
 
 from momentd import rules
 from momentd.errors import InvalidArgument
-from momentd.optim._options import Options, check_checkpoint
+from momentd.optim._options import Options
 from momentd.optim.base import TableOptimizer
 
 
@@ -32,8 +32,11 @@ class SparseAdam(TableOptimizer):
         address: Of the daemon; default: see `momentd.init`.
         run: A label for people; default: the name of the script or notebook.
         state_dtype: Of the moments; default: float64 for float64 parameters, else float32.
-        checkpoint: "full" (the default): `state_dict()` has the complete moments.
-        keep_snapshots: Reserved for checkpoint="snapshot".
+        checkpoint: "full" (the default): `state_dict()` has the complete moments. "snapshot": it
+            has a small handle, and the moments stay in the daemon's data directory, as a snapshot
+            that has what changed since the last one.
+        keep_snapshots: How many snapshots of `state_dict()` are kept, the newest ones; default:
+            all, until `momentd snapshot delete`.
 
     Raises:
         ValueError: As torch does, with torch's texts.
@@ -53,13 +56,13 @@ class SparseAdam(TableOptimizer):
         address: str | None = None,
         run: str | None = None,
         state_dtype: torch.dtype | None = None,
-        checkpoint: str | None = None,
+        checkpoint: str = "full",
         keep_snapshots: int | None = None,
     ) -> None:
         _check_hyper(lr, betas, eps)
-        check_checkpoint(checkpoint, keep_snapshots)
         defaults = {"lr": lr, "betas": betas, "eps": eps, "maximize": maximize}
-        super().__init__(params, defaults, Options(address, run, state_dtype))
+        options = Options(address, run, state_dtype, checkpoint, keep_snapshots)
+        super().__init__(params, defaults, options)
 
     def _hyper(self, group: dict[str, Any]) -> Any:
         return self._rule.hyper(

@@ -23,7 +23,7 @@ PARAM = torch.nn.Parameter
         ({"eps": 0.0}, "Invalid epsilon value: 0.0"),
         ({"betas": (1.0, 0.999)}, "Invalid beta parameter at index 0: 1.0"),
         ({"betas": (0.9, 1.0)}, "Invalid beta parameter at index 1: 1.0"),
-        ({"checkpoint": "half"}, "checkpoint must be 'full' or 'snapshot', got 'half'"),
+        ({"checkpoint": "half"}, "checkpoint must be 'snapshot' or 'full', got 'half'"),
     ],
 )
 def test_bad_hyper_parameters_are_value_errors_in_torchs_words(fake, kwargs, text):
@@ -41,9 +41,11 @@ def test_arguments_that_torch_does_not_have_are_type_errors(kind):
         momentd.SparseAdam(embedding().parameters(), **{kind: 1})
 
 
-@pytest.mark.parametrize("kwargs", [{"checkpoint": "snapshot"}, {"keep_snapshots": 3}])
-def test_snapshots_are_refused_in_words(kwargs):
-    with pytest.raises(UnsupportedFeature, match="snapshots are not implemented"):
+@pytest.mark.parametrize(
+    "kwargs", [{"keep_snapshots": 0}, {"checkpoint": "full", "keep_snapshots": 3}]
+)
+def test_numbers_of_snapshots_that_mean_nothing_are_refused(kwargs):
+    with pytest.raises(ValueError, match=r"keep_snapshots=[03] with"):
         momentd.SparseAdam(embedding().parameters(), **kwargs)
 
 
