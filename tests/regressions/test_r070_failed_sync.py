@@ -73,6 +73,9 @@ def test_after_one_failed_sync_nothing_is_called_durable_again(
         lambda: engine.update([batch(table, [3], _ones([3]))]),
         lambda: open_table(engine, session, adam_schema(10, 8), "new"),
         lambda: engine.drop_tables(session, ids=[table.id], run=None, force=True),
+        lambda: engine.create_snapshot(
+            [(table.id, table.generation)], run=None, name=None, pinned=True
+        ),
         lambda: engine.clone_table(
             session, id=table.id, generation=table.generation, name=None, label="", run="r"
         ),
@@ -86,6 +89,8 @@ def test_after_one_failed_sync_nothing_is_called_durable_again(
     )  # fmt: skip
     assert found.step == 2
     assert all(values.any(axis=1).all() for values in found.values)
+    # And what is on disk can be looked at.
+    assert [step.damages for step in engine.verify(0) if step.damages] == []
     totals = engine.stats().totals
     assert (totals.state, totals.failure) == ("failed", engine.failure)
     with pytest.raises(StorageFailed):
