@@ -6,6 +6,7 @@ clients look for appears. Stopping goes the other way round.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
@@ -35,6 +36,8 @@ from momentd_wire.units import format_bytes
 HOUSEKEEPING_S: Final = 1.0
 # Names of snapshots that `--snapshot-every` makes begin so.
 PERIODIC: Final = "auto-"
+# A job of the lane takes milliseconds.
+HANG_S: Final = 30.0
 # Exit code of a daemon whose orderly stop did not end in time, or was cut short.
 EXIT_NOT_CLEAN: Final = 3
 # Of one that met a failed sync: starting it again by itself would hide that from people.
@@ -341,7 +344,10 @@ def _run(
     log.info("serving", addresses=daemon.addresses, cache_bytes=config.cache_bytes, version=VERSION)
     ready(daemon)
     kept.serving()
+    hangs = HangWatch(engine.progress)
+    hangs.start()
     daemon.wait()
+    hangs.stop()  # from here on the time for stopping counts
     kept.ending(EXIT_NOT_CLEAN)
     watchdog = _Watchdog(config.stop_timeout_s)
     clean = daemon.close()
@@ -350,6 +356,38 @@ def _run(
         return EXIT_STORAGE_FAILED
     log.info("stopped", clean=clean)
     return 0 if clean else EXIT_NOT_CLEAN
+
+
+class HangWatch:
+    """Ends an engine whose lane makes no progress: its successor does what was to be done.
+
+    The last word has a timer of the interpreter that needs neither the lane nor the interpreter's
+    lock: it prints all stacks and ends the process, unless it is set again in time.
+    """
+
+    def __init__(self, progress: Callable[[], int | None], limit_s: float = HANG_S) -> None:
+        self._progress = progress
+        self._limit_s = limit_s
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="momentd-hangs", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._closed.set()
+        self._thread.join()
+        faulthandler.cancel_dump_traceback_later()
+
+    def _watch(self) -> None:
+        seen: int | None = None
+        while True:
+            now = self._progress()
+            if now is None or now != seen:
+                seen = now
+                faulthandler.dump_traceback_later(self._limit_s, exit=True)
+            if self._closed.wait(self._limit_s / 10):
+                return
 
 
 class _Watchdog:

@@ -79,6 +79,7 @@ class LineCounter:
     """Counts executed lines of the engine and the store; kills its process at one of them."""
 
     kill_at: int  # 0: never
+    kill_in: str = ""  # or at the first line of a function of this name
     count: int = 0
     places: list[str] = field(default_factory=list)  # of the lines, if nobody is killed
     _thread: int = 0
@@ -97,9 +98,9 @@ class LineCounter:
             return None
         if event == "line":
             self.count += 1
-            if self.count == self.kill_at:
+            if self.count == self.kill_at or frame.f_code.co_name == self.kill_in:
                 os.kill(os.getpid(), signal.SIGKILL)
-            if not self.kill_at:
+            if not (self.kill_at or self.kill_in):
                 self.places.append(f"{name.removeprefix(SERVER)}:{frame.f_lineno}")
         return self._trace
 

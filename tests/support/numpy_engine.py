@@ -73,7 +73,7 @@ class NumpyEngine:
 
     # ------------------------------------------------------------------------------ tables
 
-    def open_table(self, session, *, name, label, schema: Schema, run, mode):
+    def open_table(self, session, *, name, label, schema: Schema, run, mode, ticket=None):
         rules.get(schema.rule).check_schema(schema)
         with self._lock:
             known = next((t for t in self._tables.values() if name and t.view.name == name), None)
@@ -116,7 +116,7 @@ class NumpyEngine:
         with self._lock:
             return [t.view for t in self._tables.values() if run in (None, t.view.run)]
 
-    def drop_tables(self, session, *, ids: Sequence[int], run, force) -> int:
+    def drop_tables(self, session, *, ids: Sequence[int], run, force, ticket=None) -> int:
         with self._lock:
             if run is None:
                 doomed = [self._table(i) for i in ids]
@@ -135,7 +135,7 @@ class NumpyEngine:
         for session in self.sessions.all():
             session.tables.difference_update(ids)
 
-    def clone_table(self, session, *, id, generation, name, label, run) -> TableView:
+    def clone_table(self, session, *, id, generation, name, label, run, ticket=None) -> TableView:
         with self._lock:
             source = self._table(id, generation)
             clone = self._create(session, name, label, source.view.schema, run)
@@ -285,6 +285,9 @@ class NumpyEngine:
     def end_session(self, session_id: bytes) -> None:
         with self._lock:
             self._drop([i for i, t in self._tables.items() if t.view.owner == session_id])
+
+    def progress(self) -> None:
+        return None
 
     def tidy(self) -> None:
         """Nothing is kept between requests."""

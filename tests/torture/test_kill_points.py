@@ -9,6 +9,9 @@ import itertools
 import os
 import shutil
 import signal
+import threading
+import time
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +23,11 @@ from momentd_server import jit
 from momentd_server.config import MIB, ServeConfig
 from momentd_server.engine.arenas import ArenaBudget
 from momentd_server.engine.engine import LocalEngine
+from momentd_server.engine.inherit import Inheritance
+from momentd_server.engine.journal import Journal
 from momentd_server.engine.sessions import Outcome
 from momentd_wire import addresses
+from momentd_wire.errors import InternalError
 from tests.support.kill_points import HeldByTest, LineCounter, in_child
 from tests.support.local_engine import AdamModel, adam_schema, batch
 
@@ -36,6 +42,7 @@ class Script:
 
     path: Path
     held: HeldByTest
+    sabotage: Callable[[], object] | None = None  # a seeded bug, for engines that take over
 
     def config(self) -> ServeConfig:
         return ServeConfig(
@@ -44,6 +51,8 @@ class Script:
         )  # fmt: skip
 
     def start(self) -> LocalEngine:
+        if self.sabotage is not None:
+            self.sabotage()
         return LocalEngine.start(self.config(), lambda: None, self.held)
 
     def prepare(self) -> None:
@@ -180,6 +189,7 @@ class Killer:
 
     def __init__(self, path, expected) -> None:
         self.path, self.expected = path, expected
+        self.sabotage: Callable[[], object] | None = None
 
     @contextmanager
     def script(self):
@@ -187,7 +197,7 @@ class Killer:
         held = HeldByTest()
         where = self.path / str(next(_numbers))
         where.mkdir()
-        script = Script(where, held)
+        script = Script(where, held, self.sabotage)
         assert in_child(script.prepare) == -signal.SIGKILL
         held.collect()
         assert "space" in held.held
@@ -303,6 +313,28 @@ def points(lines: int, count: int) -> list[int]:
     return sorted({1 + k * (lines - 1) // max(count - 1, 1) for k in range(count)})
 
 
+def kills_at_random_instants(killer, count: int, seed: int = 0) -> None:
+    """Also between two stores of a kernel, and while other threads work."""
+    rng = np.random.default_rng(seed)
+    for _ in range(count):
+        with killer.script() as script:
+            delay_s = rng.uniform(0, 0.05)
+
+            def run(script=script, delay_s=delay_s) -> None:
+                engine = script.start()
+                (session,) = engine.sessions.all()
+                threading.Timer(delay_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
+                for number in range(1, REQUESTS + 1):
+                    script.request(engine, session, number)
+                time.sleep(10)
+
+            assert in_child(run) == -signal.SIGKILL
+            script.held.collect()
+            assert in_child(lambda script=script: finish(script, killer.expected)) == 0
+            script.held.collect()
+            assert in_child(lambda script=script: look(script, killer.expected[-1])) == 0
+
+
 def test_a_kill_between_two_lines_loses_nothing_and_doubles_nothing(killer):
     lines, _ = killer.lines()
     for at in points(lines, 12):
@@ -315,15 +347,156 @@ def test_a_kill_during_the_take_over_loses_nothing_either(killer):
         killer.kill(1 + (7919 * (k + 1)) % lines, again_at)
 
 
+def test_a_kill_at_a_random_instant_loses_nothing(killer):
+    kills_at_random_instants(killer, 12)
+
+
+def test_a_request_that_kills_engine_after_engine_breaks_its_own_tables_only(killer):
+    with killer.script() as script:
+        killer._die(script, lambda: run_requests(script, LineCounter(0, "_apply_rows")))
+        for _ in range(2):
+            killer._die(
+                script, lambda: take_over(script, killer.expected, LineCounter(0, "_finish_table"))
+            )
+
+        def look_at_it() -> None:
+            engine = script.start()
+            (session,) = engine.sessions.all()
+            one, two, big = script.tables(engine)
+            with pytest.raises(InternalError, match="again and again"):
+                script.request(engine, session, done(session) + 1)
+            for table in (one, two):
+                assert engine.tables.get(table.id).broken is not None
+            # The others serve, and the broken ones can be dropped.
+            engine.update([batch(big, [1], np.ones((1, 128), np.float32))])
+            engine.drop_tables(session, ids=[one.id, two.id], run=None, force=False)
+            os._exit(0)
+
+        assert in_child(look_at_it) == 0
+
+
+def _do_everything_again() -> None:
+    Journal.left_to_do = lambda self: [(0, int(self._block["todo"][:, :, 1].max()))]
+
+
+def _forget_the_journal() -> None:
+    Journal.unfinished = lambda self, _session_of: None
+
+
+def _store_no_outcome() -> None:
+    Journal.finish = lambda self: self.abandon()
+
+
+def _believe_all_frames() -> None:
+    Inheritance._count_rows = lambda self, table: 0
+
+
+CONTROL = ("open", "clone", "snapshot", "restore", "delete", "drop")
+
+
+def control(engine, session, kind: str, number: int) -> None:
+    """One numbered call that changes the catalog; what it needs is what the ones before made."""
+    tables = {t.label: t for t in engine.list_tables()}
+
+    def call(ticket):
+        if kind == "open":
+            engine.open_table(
+                session, name="named", label="opened", schema=adam_schema(100, 8), run="r",
+                mode="create", ticket=ticket,
+            )  # fmt: skip
+        elif kind == "clone":
+            source = tables["opened"]
+            engine.clone_table(
+                session, id=source.id, generation=source.generation, name=None, label="cloned",
+                run="r", ticket=ticket,
+            )  # fmt: skip
+        elif kind == "snapshot":
+            source = tables["cloned"]
+            engine.create_snapshot(
+                [(source.id, source.generation)], run=None, name="s", pinned=True
+            )
+        elif kind == "restore":
+            snapshot_id = engine.get_snapshot(name="s").record.tables[0].id
+            engine.restore_table(
+                session, id=snapshot_id, name=None, label="restored", run="r", replace=False,
+                ticket=ticket,
+            )  # fmt: skip
+        elif kind == "delete":
+            engine.delete_snapshots(["s"], ticket)
+        else:
+            ids = [tables[label].id for label in ("cloned", "restored") if label in tables]
+            assert len(ids) == 2 or ticket.repeated
+            wanted = ids if len(ids) == 2 else [1 << 40, (1 << 40) + 1]
+            engine.drop_tables(session, ids=wanted, run=None, force=False, ticket=ticket)
+        return Outcome(b"done")
+
+    session.once(7, number, FINGERPRINT, call)
+
+
+def run_control(script: Script, counter: LineCounter) -> None:
+    engine = script.start()
+    (session,) = engine.sessions.all()
+    counter.start()
+    for number, kind in enumerate(CONTROL, 1):
+        if number > dict(session.done()).get(7, 0):
+            control(engine, session, kind, number)
+            labels = sorted(t.label for t in engine.list_tables())
+            # Nothing twice: each call has made one table, or taken two away.
+            made = {1: 1, 2: 2, 3: 2, 4: 3, 5: 3, 6: 1}[number]
+            assert len(labels) == 3 + made, (kind, labels)
+            assert len(engine.list_snapshots()) == (number in (3, 4))
+    counter.stop()
+    engine.update([batch(engine.get_table(name="named"), [1], np.ones((1, 8), np.float32))])
+
+
+def kills_of_control(killer, count: int) -> None:
+    with killer.script() as script:
+        lines = killer._count(script, lambda counter: run_control(script, counter))
+    for at in points(lines, count):
+        with killer.script() as script:
+            killer._die(script, lambda script=script, at=at: run_control(script, LineCounter(at)))
+
+            def again(script=script) -> None:
+                run_control(script, LineCounter(0))
+                os._exit(0)
+
+            assert in_child(again) == 0, f"killed at line {at} of {lines}"
+
+
+def test_calls_that_change_the_catalog_are_done_once(killer):
+    kills_of_control(killer, 12)
+
+
+@pytest.mark.torture
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize(
+    "bug",
+    [_do_everything_again, _forget_the_journal, _store_no_outcome, _believe_all_frames],
+)  # fmt: skip
+def test_seeded_bugs_are_caught(killer, bug, monkeypatch):
+    """The harness must be able to fail. Torn rows have a test of their own (row protocol)."""
+    monkeypatch.setattr(killer, "sabotage", bug)
+
+    def search() -> None:
+        for at in points(9_000, 40):
+            killer.kill(at)
+        kills_at_random_instants(killer, 60)
+
+    with pytest.raises(AssertionError):
+        search()
+
+
 @pytest.mark.torture
 @pytest.mark.timeout(0)
 def test_kills_between_all_lines(killer):
-    """MOMENTD_TORTURE_KILLS places (default 400), spread over the lines of requests; then as many
-    pairs: one there and one in the take-over."""
+    """MOMENTD_TORTURE_KILLS places (default 400), spread over the lines of requests; as many pairs,
+    one there and one in the take-over; and as many random instants."""
     count = int(os.environ.get("MOMENTD_TORTURE_KILLS", "400"))
     lines, over = killer.lines()
     for at in points(lines, count):
         killer.kill(at)
     for k, again_at in enumerate(points(over, count)):
         killer.kill(1 + (7919 * (k + 1)) % lines, again_at)
-    print(f"{2 * count} kills between {lines} lines of requests and {over} of take-overs")
+    kills_at_random_instants(killer, count, seed=1)
+    kills_of_control(killer, count)
+    print(f"4 x {count} kills: {lines} lines of requests, {over} of take-overs, random instants")

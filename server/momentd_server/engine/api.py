@@ -7,6 +7,8 @@ Guarantees every implementation gives
   changes.
 * Row ids come from memory that a client can still write: they are copied before they are checked,
   and only the copy is used. Gradients, masks, weights and values are read, never trusted as sizes.
+* A `ticket` says which numbered request this is: one that an engine has done, and whose outcome
+  died with it, is not done again by the next.
 * Errors are those of `momentd_wire.errors`; anything else is a fault of the daemon.
 """
 
@@ -222,6 +224,7 @@ class Engine(Protocol):
         schema: Schema,
         run: str,
         mode: OpenMode,
+        ticket: Ticket | None = None,
     ) -> tuple[TableView, bool]:
         """Open the named table or create one; True if it was created.
 
@@ -243,7 +246,13 @@ class Engine(Protocol):
         ...
 
     def drop_tables(
-        self, session: Session | None, *, ids: Sequence[int], run: str | None, force: bool
+        self,
+        session: Session | None,
+        *,
+        ids: Sequence[int],
+        run: str | None,
+        force: bool,
+        ticket: Ticket | None = None,
     ) -> int:
         """Drop all of `ids` (or all tables of `run`), or none. Returns how many.
 
@@ -261,6 +270,7 @@ class Engine(Protocol):
         name: str | None,
         label: str,
         run: str,
+        ticket: Ticket | None = None,
     ) -> TableView:
         """Make a copy-on-write copy as of one instant. Without a name it is the session's."""
         ...
@@ -352,7 +362,7 @@ class Engine(Protocol):
         """The one with this name, or the newest with a table of this id. SnapshotNotFound."""
         ...
 
-    def delete_snapshots(self, names: Sequence[str]) -> int:
+    def delete_snapshots(self, names: Sequence[str], ticket: Ticket | None = None) -> int:
         """All of these or none; returns the bytes that nothing else needed. SnapshotNotFound."""
         ...
 
@@ -365,6 +375,7 @@ class Engine(Protocol):
         label: str | None,
         run: str,
         replace: bool,
+        ticket: Ticket | None = None,
     ) -> TableView:
         """A new table with the content of a snapshot's table (its 16-byte id).
 
@@ -386,6 +397,10 @@ class Engine(Protocol):
 
     def end_session(self, session_id: bytes) -> None:
         """Drop the session's unnamed tables. Unknown ids are ignored (it may be repeated)."""
+        ...
+
+    def progress(self) -> int | None:
+        """A number that changes as work gets on; None if there is none. Never waits."""
         ...
 
     def tidy(self) -> None:

@@ -67,6 +67,13 @@ class SlabStock:
         self._taken = self._space.slabs - free.size
         self._to_collapse.extend(map(self._space.slab_at, np.flatnonzero(~mine).tolist()))
 
+    def lose(self, slab: int) -> None:
+        """Before `start`: a slab whose frames are all free goes for good."""
+        self._space.owners[slab] = 0
+        self._space.release_slab(slab)
+        self._taken -= 1
+        self.total -= 1
+
     @property
     def free(self) -> int:
         return self.total - self._taken

@@ -76,6 +76,9 @@ _GATHER_BYTES: Final = 16 << 20
 # What an orderly stop is expected to write a second, until it was measured.
 _WRITE_BYTES_PER_S: Final = 500e6
 
+# An engine that was killed with less than this left to its cgroup or machine was killed for that.
+_SCARCE_BYTES: Final = 128 << 20
+
 State = Literal["starting", "serving", "draining", "failed"]
 
 
@@ -210,6 +213,9 @@ class LocalEngine:
         self.tables.inherit(inheritance, [session.id for session, _ in known])
         self._mutations.roll_forward(self.tables.find, self.sessions.by_stream)
         self.sessions.inherit_streams()
+        if kept.killed and machine.memory_available_bytes() < _SCARCE_BYTES:
+            lost = self.tables.give_back_clean()
+            log.warning("memory is scarce: the cache shrinks by %d MiB", lost * SLAB_BYTES >> 20)
         self._assign_tables()
         for session in self.sessions.all():
             for table_id in session.opened:
@@ -294,10 +300,10 @@ class LocalEngine:
 
     def open_table(
         self, session: Session, *, name: str | None, label: str, schema: Schema, run: str,
-        mode: OpenMode,
+        mode: OpenMode, ticket: Ticket | None = None,
     ) -> tuple[TableView, bool]:  # fmt: skip
         with self._request():
-            table, created = self.tables.open(session, name, label, schema, run, mode)
+            table, created = self.tables.open(session, name, label, schema, run, mode, ticket)
             self._check_open(session)
             return self._view(table), created
 
@@ -310,18 +316,22 @@ class LocalEngine:
         return [self._view(t) for t in tables if run is None or t.record.run == run]
 
     def drop_tables(
-        self, session: Session | None, *, ids: Sequence[int], run: str | None, force: bool
-    ) -> int:
+        self, session: Session | None, *, ids: Sequence[int], run: str | None, force: bool,
+        ticket: Ticket | None = None,
+    ) -> int:  # fmt: skip
         with self._request():
             if run is not None:
                 tables = [t for t in self._all_tables() if t.record.run == run]
+            elif ticket is not None and ticket.repeated:
+                # Those that are not there were dropped by the engine that is gone.
+                tables = [t for i in dict.fromkeys(ids) if (t := self.tables.find(i)) is not None]
             else:
                 tables = [self.tables.get(table_id) for table_id in dict.fromkeys(ids)]
             if not force:
                 for table in tables:
                     self._check_unused(table, session)
             self._drop(tables)
-            return len(tables)
+            return len(tables) if run is not None else len(set(ids))
 
     def _check_unused(self, table: Table, session: Session | None) -> None:
         own = session.id if session else None
@@ -341,11 +351,12 @@ class LocalEngine:
 
     def clone_table(
         self, session: Session, *, id: int, generation: int, name: str | None, label: str, run: str,  # noqa: A002
+        ticket: Ticket | None = None,
     ) -> TableView:  # fmt: skip
         with self._request():
             source = self.tables.enter(id, generation)
             source.gate.leave()
-            table = self.tables.clone(session, source, name, label, run)
+            table = self.tables.clone(session, source, name, label, run, ticket)
             self._check_open(session)
             return self._view(table)
 
@@ -398,21 +409,24 @@ class LocalEngine:
             return self.snapshots.find(id)[0]
         return self.snapshots.get(name or "")
 
-    def delete_snapshots(self, names: Sequence[str]) -> int:
+    def delete_snapshots(self, names: Sequence[str], ticket: Ticket | None = None) -> int:
         with self._request():
-            return self.snapshots.delete(names)
+            return self.snapshots.delete(names, ticket)
 
     def restore_table(
         self, session: Session, *, id: bytes, name: str | None, label: str | None, run: str,  # noqa: A002
-        replace: bool,
+        replace: bool, ticket: Ticket | None = None,
     ) -> TableView:  # fmt: skip
         with self._request():
+            made = self.tables.made_by(ticket)
+            if made is not None:
+                return self._view(made)
             if replace and name is not None:
                 known = next((t for t in self._all_tables() if t.record.name == name), None)
                 if known is not None:
                     self._check_unused(known, None)
             table = self.snapshots.restore(
-                session, id, name=name, label=label, run=run, replace=replace
+                session, id, name=name, label=label, run=run, replace=replace, ticket=ticket
             )
             self._check_open(session)
             return self._view(table)
@@ -582,6 +596,9 @@ class LocalEngine:
             stopping=lambda: self.state == "draining",
             bytes_per_s=bytes_per_s,
         ).run()  # fmt: skip
+
+    def progress(self) -> int | None:
+        return self._lane.progress()
 
     def tidy(self) -> None:
         self._scratches.tidy()

@@ -15,8 +15,9 @@ class Lane:
     """A mutual exclusion that is handed over in order of arrival. Use as a context manager."""
 
     def __init__(self) -> None:
-        self._mutex = threading.Lock()  # guards the two fields below
+        self._mutex = threading.Lock()  # guards the three fields below
         self._held = False
+        self._jobs = 0  # that have ended
         self._waiting: deque[threading.Lock] = deque()
 
     def __enter__(self) -> None:
@@ -31,7 +32,12 @@ class Lane:
 
     def __exit__(self, *exc: object) -> None:
         with self._mutex:
+            self._jobs += 1
             if self._waiting:
                 self._waiting.popleft().release()
             else:
                 self._held = False
+
+    def progress(self) -> int | None:
+        """How many jobs have ended; None if none is in work."""
+        return self._jobs if self._held else None

@@ -19,12 +19,19 @@ from momentd_server.engine.cache import Cache
 from momentd_server.engine.cuts import Cut, KeptCut
 from momentd_server.engine.inherit import Inheritance
 from momentd_server.engine.lane import Lane
-from momentd_server.engine.sessions import Session
+from momentd_server.engine.sessions import Session, Ticket
 from momentd_server.engine.spill import Spiller
 from momentd_server.engine.table import Table
 from momentd_server.obs import machine
 from momentd_server.schema import MAX_RECORD_BYTES, Schema
-from momentd_server.storage import blocks, compaction_kernels, files, frames, recovery
+from momentd_server.storage import (
+    blocks,
+    compaction_kernels,
+    files,
+    frames,
+    recovery,
+    victim_kernels,
+)
 from momentd_server.storage.blocks import MAX_TABLES
 from momentd_server.storage.catalog import (
     Catalog,
@@ -203,6 +210,30 @@ class Tables:
         slabs = [slab for table in self.all() for slab in table.slabs.tolist()]
         self._cache.stock.inherit(slabs)
 
+    def give_back_clean(self) -> int:
+        """Slabs whose records are all on disk go back to the system, and the cache shrinks by them.
+
+        After the kernel has killed an engine for want of memory: before anything is served.
+        Returns how many.
+        """
+        count = 0
+        for table in self.all():
+            for slab in table.slabs.tolist():
+                freed = np.empty(table.geometry.frames, np.int64)
+                with self._lane:
+                    taken, dirty, pinned = victim_kernels.evict_slab(
+                        slab, table.location, self._words, table.geo, table.tally, freed
+                    )
+                    if dirty or pinned:
+                        table.free[table.free_top : table.free_top + taken] = freed[:taken]
+                        table.free_top += taken
+                        continue
+                    table.free_top = frames.without_slab(table.free, table.free_top, slab)
+                    table.remove_slab(slab)
+                self._cache.stock.lose(slab)
+                count += 1
+        return count
+
     def _next_generation(self, record: TableRecord) -> TableRecord:
         generation = self._catalog.allocate_generation(record.family)
         return replace(record, manifest=replace(record.manifest, generation=generation))
@@ -238,12 +269,15 @@ class Tables:
 
     def open(
         self, session: Session, name: str | None, label: str, schema: Schema, run: str,
-        mode: OpenMode,
+        mode: OpenMode, ticket: Ticket | None = None,
     ) -> tuple[Table, bool]:  # fmt: skip
+        made = self.made_by(ticket)
+        if made is not None:
+            return made, True
         rules.get(schema.rule).check_schema(schema)
         _check_record(schema)
         if name is None:
-            return self._create(session, None, label, schema, run), True
+            return self._create(session, None, label, schema, run, ticket), True
         with self._naming:
             existing = self._by_name.get(name)
             if existing is not None:
@@ -253,17 +287,25 @@ class Tables:
                 return existing, False
             if mode == "open":
                 raise TableNotFound(f"there is no table named {name!r}", name=name)
-            return self._create(session, name, label, schema, run), True
+            return self._create(session, name, label, schema, run, ticket), True
+
+    def made_by(self, ticket: Ticket | None) -> Table | None:
+        """The table that a repeated request has made, under an engine that is gone."""
+        if ticket is None or not ticket.repeated:
+            return None
+        return next((t for t in self.all() if t.record.made_by == ticket.name), None)
 
     def _create(
-        self, session: Session, name: str | None, label: str, schema: Schema, run: str
-    ) -> Table:
+        self, session: Session, name: str | None, label: str, schema: Schema, run: str,
+        ticket: Ticket | None,
+    ) -> Table:  # fmt: skip
         family = self._catalog.allocate_family()
         record = TableRecord(
             id=self._catalog.allocate_table(), family=family, layout=1, name=name, label=label,
             run=run, schema=schema, created_s=time.time(),
             owner=None if name is not None else session.id,
             manifest=Manifest(self._catalog.allocate_generation(family), 0, 0),
+            made_by="" if ticket is None else ticket.name,
         )  # fmt: skip
         table = self._make(record)
         self._commit_new(table, session)
@@ -353,12 +395,16 @@ class Tables:
     # ------------------------------------------------------------------------------ clone
 
     def clone(
-        self, session: Session, source: Table, name: str | None, label: str, run: str
-    ) -> Table:
+        self, session: Session, source: Table, name: str | None, label: str, run: str,
+        ticket: Ticket | None = None,
+    ) -> Table:  # fmt: skip
         """A copy that shares the source's segments and writes its own.
 
         Updates of the source wait until the copy is made.
         """
+        made = self.made_by(ticket)
+        if made is not None:
+            return made
         with self._naming, source.gate.alone():
             if name is not None and name in self._by_name:
                 raise TableInUse(f"a table named {name!r} exists already", name=name)
@@ -368,7 +414,7 @@ class Tables:
             record = replace(
                 source.record, id=self._catalog.allocate_table(), name=name, label=label, run=run,
                 created_s=time.time(), owner=None if name is not None else session.id,
-                manifest=manifest,
+                manifest=manifest, made_by="" if ticket is None else ticket.name,
             )  # fmt: skip
             # In the catalog it is empty until it is flushed: its segments are not synced.
             empty = replace(manifest, segments=(), step=0, update_number=0)
@@ -514,12 +560,15 @@ class Tables:
 
     def restore(
         self, session: Session, snapshot: TableSnapshot, name: str | None, label: str, run: str,
-        *, replace_named: bool,
+        *, replace_named: bool, ticket: Ticket | None = None,
     ) -> Table:  # fmt: skip
         """A new table with the content of a snapshot. Records come in as they are touched.
 
         replace_named: a table of that name that nobody uses goes, in the same commit.
         """
+        made = self.made_by(ticket)
+        if made is not None:
+            return made
         with self._naming:
             old = self._by_name.get(name) if name is not None else None
             if old is not None and not replace_named:
@@ -530,6 +579,7 @@ class Tables:
                 name=name, label=label, run=run, schema=snapshot.schema, created_s=time.time(),
                 owner=None if name is not None else session.id,
                 manifest=replace(snapshot.manifest, generation=generation),
+                made_by="" if ticket is None else ticket.name,
             )  # fmt: skip
             table = self._make(record)
             listed = [segment for segment, _ in snapshot.manifest.segments]

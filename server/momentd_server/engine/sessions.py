@@ -51,7 +51,7 @@ class Outcome:
 class StreamState:
     """Position of one stream. `lock` is held while a request of the stream runs."""
 
-    __slots__ = ("fingerprint", "index", "lock", "number", "outcome")
+    __slots__ = ("fingerprint", "index", "inherited", "lock", "number", "outcome")
 
     def __init__(
         self, number: int = 0, fingerprint: bytes = b"", outcome: Outcome | None = None,
@@ -62,19 +62,32 @@ class StreamState:
         self.fingerprint = fingerprint
         self.outcome = outcome
         self.index = index  # of its entry in the ledger, if there is one
+        # An engine that is gone may have done the next request, all but storing its outcome.
+        self.inherited = False
 
 
 class Ticket:
     """A numbered request in work. Whoever makes its effect may store its outcome with it."""
 
-    __slots__ = ("fingerprint", "index", "number", "session", "stored")
+    __slots__ = ("fingerprint", "index", "number", "repeated", "session", "stored", "stream")
 
-    def __init__(self, session: Session, index: int, number: int, fingerprint: bytes) -> None:
+    def __init__(
+        self, session: Session, stream: int, state: StreamState, number: int, fingerprint: bytes
+    ) -> None:
         self.session = session
-        self.index = index  # of its stream's entry in the ledger
+        self.stream = stream
+        self.index = state.index  # of its stream's entry in the ledger
         self.number = number
         self.fingerprint = fingerprint
         self.stored = False  # the ledger has the outcome
+        # Whether an engine that is gone may have done it already. Requests that change records are
+        # never in doubt, they are in the journal; those that change the catalog look there.
+        self.repeated = state.inherited
+
+    @property
+    def name(self) -> str:
+        """Of the request, among all of all sessions."""
+        return f"{self.session.id.hex()}/{self.stream}/{self.number}"
 
 
 class Session:
@@ -195,9 +208,9 @@ class Session:
         assert self._ledger is not None
         for at, stored in self._ledger.streams(self._index).items():
             outcome = None if stored.body is None else Outcome(stored.body, stored.bulk)
-            self._streams[stored.stream] = StreamState(
-                stored.number, stored.fingerprint, outcome, at
-            )
+            state = StreamState(stored.number, stored.fingerprint, outcome, at)
+            state.inherited = True
+            self._streams[stored.stream] = state
 
     def attach(self) -> int:
         """Make the caller's connection the session's; returns what `detach` asks for."""
@@ -249,7 +262,7 @@ class Session:
                 )  # fmt: skip
             # This number acknowledges the one before: its reply is not needed any more.
             state.outcome = None
-            ticket = Ticket(self, state.index, number, fingerprint)
+            ticket = Ticket(self, stream, state, number, fingerprint)
             if self._ledger is not None:
                 self._ledger.forget_outcome(state.index)
             outcome = call(ticket)
@@ -257,6 +270,7 @@ class Session:
                 self._ledger.forget_outcome(state.index)
                 self._ledger.store(state.index, number, fingerprint, outcome.body)
             state.number, state.fingerprint, state.outcome = number, fingerprint, outcome
+            state.inherited = False
             return outcome, False
 
     def done(self) -> list[tuple[int, int]]:

@@ -25,7 +25,7 @@ import numpy as np
 from momentd_server.engine.cuts import Cut, KeptCut, SnapshotCut
 from momentd_server.engine.lane import Lane
 from momentd_server.engine.lifecycle import Tables
-from momentd_server.engine.sessions import Session
+from momentd_server.engine.sessions import Session, Ticket
 from momentd_server.engine.table import Table
 from momentd_server.storage import location, recovery
 from momentd_server.storage import snapshot_kernels as kernels
@@ -335,9 +335,12 @@ class Snapshots:
 
     # ------------------------------------------------------------------------------ deleting
 
-    def delete(self, names: Sequence[str]) -> int:
+    def delete(self, names: Sequence[str], ticket: Ticket | None = None) -> int:
         """All of these or none; returns the bytes that nothing else needed."""
         with self._writing:
+            if ticket is not None and ticket.repeated:
+                known = {record.name for record in self._catalog.snapshots()}
+                names = [name for name in names if name in known]
             views = [self.get(name) for name in dict.fromkeys(names)]
             with self._tables.moving:
                 self._catalog.commit([DropSnapshot(view.record.name) for view in views])
@@ -358,14 +361,14 @@ class Snapshots:
 
     def restore(
         self, session: Session, snapshot_id: bytes, *, name: str | None, label: str | None,
-        run: str, replace: bool,
+        run: str, replace: bool, ticket: Ticket | None = None,
     ) -> Table:  # fmt: skip
         """A new table with that content, of the session or named."""
         with self._writing:  # so that it is not deleted meanwhile
             _, entry = self.find(snapshot_id)
             return self._tables.restore(
                 session, entry, name, entry.label if label is None else label, run,
-                replace_named=replace,
+                replace_named=replace, ticket=ticket,
             )  # fmt: skip
 
     # ------------------------------------------------------------------------------ cuts again

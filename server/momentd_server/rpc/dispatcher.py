@@ -6,7 +6,7 @@ Both planes call it. It knows no sockets; the engine knows no wire.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -67,6 +67,8 @@ class Request:
     # Digest of bulk bytes that are part of the request itself (gRPC plane).
     content: bytes = b""
     progress: Progress | None = None
+    # Of a numbered call, once it is its turn.
+    ticket: Ticket | None = None
     # Raises Cancelled if the caller has gone away. Asked just before something changes.
     check_alive: Callable[[], None] | None = None
 
@@ -192,13 +194,12 @@ class Dispatcher:
             sequence.stream,
             sequence.number,
             outcomes.fingerprint(call, request.content),
-            lambda ticket: self._outcome(session, request, ticket),
+            lambda ticket: self._outcome(session, replace(request, ticket=ticket)),
         )
         return (outcomes.as_repeated(outcome), True) if repeated else (outcome, False)
 
-    def _outcome(
-        self, session: Session | None, request: Request, ticket: Ticket | None = None
-    ) -> Outcome:
+    def _outcome(self, session: Session | None, request: Request) -> Outcome:
+        ticket = request.ticket
         try:
             if request.check_alive is not None:
                 request.check_alive()
@@ -241,6 +242,7 @@ class Dispatcher:
             schema=decode.schema(call.schema),
             run=decode.text(call.run, "run") if call.HasField("run") else session.run,
             mode=decode.open_mode(call.mode),
+            ticket=request.ticket,
         )
         reply = pb.OpenTableReply(table=encode.table(view), created=created)
         return pb.Reply(open_table=reply)
@@ -270,7 +272,9 @@ class Dispatcher:
         run = call.run if call.HasField("run") else None
         if bool(call.ids) == (run is not None):
             raise InvalidArgument("say which tables: either ids or a run")
-        dropped = self._engine.drop_tables(session, ids=list(call.ids), run=run, force=call.force)
+        dropped = self._engine.drop_tables(
+            session, ids=list(call.ids), run=run, force=call.force, ticket=request.ticket
+        )
         return pb.Reply(drop_table=pb.DropTableReply(dropped=dropped))
 
     def _clone_table(self, session: Session | None, request: Request) -> pb.Reply:
@@ -284,6 +288,7 @@ class Dispatcher:
             name=decode.table_name(call.name) if call.HasField("name") else None,
             label=decode.text(call.label, "label"),
             run=decode.text(call.run, "run") if call.HasField("run") else session.run,
+            ticket=request.ticket,
         )
         return pb.Reply(clone_table=pb.CloneTableReply(table=encode.table(view)))
 
@@ -444,7 +449,7 @@ class Dispatcher:
     def _delete_snapshot(self, session: Session | None, request: Request) -> pb.Reply:
         call = request.call
         assert isinstance(call, pb.DeleteSnapshotRequest)
-        freed = self._engine.delete_snapshots(list(call.names))
+        freed = self._engine.delete_snapshots(list(call.names), request.ticket)
         return pb.Reply(delete_snapshot=pb.DeleteSnapshotReply(bytes_freed=freed))
 
     def _restore_table(self, session: Session | None, request: Request) -> pb.Reply:
@@ -458,6 +463,7 @@ class Dispatcher:
             label=decode.text(call.label, "label") if call.HasField("label") else None,
             run=decode.text(call.run, "run") if call.HasField("run") else session.run,
             replace=call.replace,
+            ticket=request.ticket,
         )
         return pb.Reply(restore_table=pb.RestoreTableReply(table=encode.table(view)))
 

@@ -44,6 +44,7 @@ class TableRecord:
     created_s: float  # seconds since the epoch
     owner: bytes | None  # session id, None for a named table
     manifest: Manifest
+    made_by: str = ""  # the numbered request that made it; see engine/sessions.py, Ticket
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +201,7 @@ def table_body(table: TableRecord) -> dict[str, Any]:
         "created_s": table.created_s,
         "owner": None if table.owner is None else table.owner.hex(),
         "manifest": _manifest_body(table.manifest),
+        "made_by": table.made_by,
     }
 
 
@@ -215,6 +217,7 @@ def table_of(body: dict[str, Any]) -> TableRecord:
         created_s=body["created_s"],
         owner=None if body["owner"] is None else bytes.fromhex(body["owner"]),
         manifest=_manifest_of(body["manifest"]),
+        made_by=body["made_by"],
     )
 
 
