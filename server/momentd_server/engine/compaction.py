@@ -268,7 +268,9 @@ class Compactor:
             segments = {s.id: s for table in tables for s in list(table.segments.values())}
             entry_bytes = tables[0].geometry.record_bytes + ENTRY_BYTES
             kept = [each.cut for each in self._tables.kept.get(family_id, ())]
-            segments |= {s: self._store.get(s) for cut in kept for s in cut.segments.tolist()}
+            listed = [s for cut in kept for s in cut.segments.tolist()]
+            # A damaged file of a snapshot is not known.
+            segments |= {s: self._store.get(s) for s in listed if self._store.knows(s)}
             needed = {
                 s: min(self._needed_records(s, tables, kept) * entry_bytes, segments[s].fill)
                 for s in segments

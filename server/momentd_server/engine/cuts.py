@@ -162,6 +162,7 @@ class KeptCut:
         self.position = position  # of the table in it
         self.user = user  # of segments; below 0, so that it is no table
         self.cut = cut
+        self.unreadable = False  # which records it has cannot be found out
 
     def with_segments(
         self, record: SnapshotRecord, segments: tuple[tuple[int, int], ...]

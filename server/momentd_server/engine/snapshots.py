@@ -27,6 +27,7 @@ from momentd_server.engine.lane import Lane
 from momentd_server.engine.lifecycle import Tables
 from momentd_server.engine.sessions import Session, Ticket
 from momentd_server.engine.table import Table
+from momentd_server.obs import machine
 from momentd_server.storage import location, recovery
 from momentd_server.storage import snapshot_kernels as kernels
 from momentd_server.storage.catalog import (
@@ -40,10 +41,11 @@ from momentd_server.storage.catalog import (
 from momentd_server.storage.format import ENTRY_BYTES
 from momentd_server.storage.records import content_id
 from momentd_server.storage.segments import LEAST_SEGMENT_BYTES, SegmentStore
-from momentd_server.storage.space import Space
+from momentd_server.storage.space import ROW_BYTES, Space
 from momentd_wire.errors import (
     InvalidArgument,
     MomentdError,
+    OutOfMemory,
     OutOfSpace,
     SnapshotNotFound,
     TableInUse,
@@ -102,6 +104,8 @@ class Snapshots:
         self._tables.kept.setdefault(entry.family, []).append(kept)
         self._tables.use(kept.user, cut.segments.tolist())
         if table is not None:
+            # Its own files have no other user as long as nobody shares them.
+            self._tables.use(table.id, cut.segments.tolist())
             table.kept_cuts.append(cut)
 
     # ------------------------------------------------------------------------------ reading
@@ -162,7 +166,7 @@ class Snapshots:
                 return self._view(self._pin(known) if pinned else known), False, 0
             if name is not None and any(r.name == name for r in self._catalog.snapshots()):
                 raise TableInUse(f"a snapshot named {name!r} exists already", name=name)
-            self._check_reserve(tables)
+            self._check_reserve()
             cuts = self._cut(tables)
             try:
                 for table, cut in zip(tables, cuts, strict=True):
@@ -181,13 +185,22 @@ class Snapshots:
         return self._view(record), True, written
 
     def _unchanged(self, tables: Sequence[Table], name: str | None) -> SnapshotRecord | None:
+        """One with the same content: of the same tables since, or of what they were restored of."""
         now = {(t.id, t.generation, t.update_number, t.step) for t in tables}
+        with self._lane:
+            # Without changed frames the sum over what was written is that of the content.
+            ids = [
+                content_id(table.schema, table.step, table.digest)
+                for table in tables
+                if not table.dirty and table.digest is not None
+            ]
         for record in reversed(self._catalog.snapshots()):
             then = {
                 (e.table, e.manifest.generation, e.manifest.update_number, e.manifest.step)
                 for e in record.tables
             }
-            if now == then and name in (None, record.name):
+            same = now == then or [entry.id for entry in record.tables] == ids
+            if same and name in (None, record.name):
                 return record
         return None
 
@@ -206,13 +219,14 @@ class Snapshots:
         stem = f"{short or 'run'}-{time.strftime('%m%d-%H%M%S')}"
         return stem if stem not in names else f"{stem}-{secrets.token_hex(2)}"
 
-    def _check_reserve(self, tables: Sequence[Table]) -> None:
+    def _check_reserve(self) -> None:
         """Live tables must still be able to write all their records once more.
 
         What the snapshot has cannot be given back any more.
         """
         needed = 2 * LEAST_SEGMENT_BYTES + sum(
-            table.rows_touched * (table.geometry.record_bytes + ENTRY_BYTES) for table in tables
+            table.rows_touched * (table.geometry.record_bytes + ENTRY_BYTES)
+            for table in self._tables.all()
         )
         free = self._store.datadir.free_bytes()
         if free >= needed:
@@ -376,28 +390,36 @@ class Snapshots:
     def find_out(self, family: int) -> bool:
         """Find out which records the cuts of a family have; whether one was not known.
 
-        Takes 12 bytes a row meanwhile. Called by compaction, not in its lane jobs.
+        Called by compaction, which alone changes the files of snapshots, and not in the lane.
         """
-        for kept in self._tables.kept.get(family, ()):
-            if kept.cut.is_unknown:
-                self._find_out(kept)
+        for kept in list(self._tables.kept.get(family, ())):
+            if kept.cut.is_unknown and not kept.unreadable:
+                try:
+                    self._find_out(kept)
+                except MomentdError as error:
+                    kept.unreadable = True
+                    log.error(
+                        "the files of snapshot %r stay as they are until the next start: %s",
+                        kept.snapshot, error,
+                    )  # fmt: skip
                 return True
         return False
 
     def _find_out(self, kept: KeptCut) -> None:
-        with self._tables.moving:
-            record = next(r for r in self._catalog.snapshots() if r.name == kept.snapshot)
-            entry = record.tables[kept.position]
-            rows = entry.schema.rows
-            slots, checks = np.zeros(rows, np.uint64), np.zeros(rows, np.uint32)
-            recovery.rebuild(self._store, entry.family, entry.manifest, entry.schema, slots, checks)
-            cut = kept.cut
-            geo = np.array([0, entry.schema.record_bytes, 1, 0], np.int64)
-            kernels.mark_cut(
-                0, rows, slots.view(np.int64), self._words, geo, cut.segments, cut.bits, 0
-            )
-            cut.only = cut.records()
-            cut.is_unknown = False
+        record = next((r for r in self._catalog.snapshots() if r.name == kept.snapshot), None)
+        if record is None:
+            return  # it is being deleted
+        entry = record.tables[kept.position]
+        rows = entry.schema.rows
+        if rows * ROW_BYTES > machine.memory_available_bytes() // 2:
+            raise OutOfMemory(f"its {rows} rows take {rows * ROW_BYTES >> 20} MiB to look through")
+        slots, checks = np.zeros(rows, np.uint64), np.zeros(rows, np.uint32)
+        recovery.rebuild(self._store, entry.family, entry.manifest, entry.schema, slots, checks)
+        cut = kept.cut
+        geo = np.array([0, entry.schema.record_bytes, 1, 0], np.int64)
+        kernels.mark_cut(0, rows, slots.view(np.int64), self._words, geo, cut.segments, cut.bits, 0)
+        cut.only = cut.records()
+        cut.is_unknown = False
 
 
 def _check(cut: SnapshotCut) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from momentd_server.storage import segments as segments_module
 from momentd_wire.errors import (
+    CorruptRecord,
     InvalidArgument,
     OutOfSpace,
     SnapshotNotFound,
@@ -189,6 +190,70 @@ def test_compaction_keeps_what_snapshots_need_and_deleting_gives_it_back(
     compact(engine)
     trainer.check()
     books_are_right(engine)
+
+
+def test_deleting_leaves_the_files_that_the_table_needs(engine, trainers):
+    trainer = trainers[0]
+    trainer.write_all()
+    first, _, _ = create(engine, trainer)
+    engine.delete_snapshots([first.record.name])
+    trainer.check()
+    second, _, _ = create(engine, trainer)
+    trainer.rewrite(0.5)
+    third, _, _ = create(engine, trainer)
+    then = trainer.model.copy()
+    trainer.rewrite(0.5)
+    engine.delete_snapshots([second.record.name])
+    trainer.check()
+    check(engine, restored(engine, ids(third)[0]), then)
+    engine.drop_tables(None, ids=[trainer.table.id], run=None, force=True)
+    check(engine, restored(engine, ids(third)[0]), then)
+    books_are_right(engine)
+
+
+def test_a_restored_table_that_nobody_changed_has_that_snapshot_already(engine, trainers):
+    trainers[0].write_all()
+    view, _, _ = create(engine, trainers[0])
+    table = restored(engine, ids(view)[0])
+    again, created, _ = engine.create_snapshot(
+        [(table.id, table.generation)], run=None, name=None, pinned=False
+    )
+    assert (again.record.name, created) == (view.record.name, False)
+
+
+def test_a_damaged_file_of_a_snapshot_does_not_stop_compaction(tmp_path):
+    engine = start_engine(tmp_path)
+    trainer = Trainer(engine, open_table(engine, open_session(engine), SCHEMA, "named"))
+    trainer.write_all()
+    view, _, _ = create(engine, trainer)
+    for _ in range(2):
+        trainer.write_all()
+        engine.flush([])
+    needed = [s for s, n in engine.tables.get(trainer.table.id).live.items() if n]
+    cut = engine.tables.all()[0].kept_cuts[0]
+    only_its = next(s for s in cut.segments.tolist() if s not in needed)
+    path = engine._store.path(engine._store.get(only_its))
+    engine.stop()
+    engine.close()
+    with path.open("r+b") as file:
+        file.write(bytes(4096))
+    engine = start_engine(tmp_path)
+    engine.compactor.stop()
+    trainer.engine, trainer.table = engine, engine.get_table(name="named")
+    trainer.rewrite(8)
+    compact(engine)
+    trainer.check()
+    (kept,) = engine.tables.kept[engine.tables.all()[0].family]
+    engine.snapshots.find_out(engine.tables.all()[0].family)
+    assert kept.unreadable
+    assert not engine.snapshots.find_out(engine.tables.all()[0].family)
+    with pytest.raises(CorruptRecord):
+        restored(engine, ids(view)[0])
+    engine.delete_snapshots([view.record.name])
+    compact(engine)
+    trainer.check()
+    engine.stop(discard=True)
+    engine.close()
 
 
 def test_a_segment_of_a_cut_is_compacted_with_it(engine, trainers):
