@@ -2,6 +2,7 @@
 
 import os
 import random
+import tracemalloc
 
 import lmdb
 import pytest
@@ -77,6 +78,23 @@ def _counts(good, page):
     except DamagedPages:
         return True
     return False
+
+
+def test_a_wrong_number_of_the_last_page_is_refused_and_takes_no_memory(good):
+    at = 16 + 24 + 2 * 48
+    numbers = [int.from_bytes(good[page * 4096 + at + 8 :][:8], "little") for page in (0, 1)]
+    meta = numbers.index(max(numbers)) * 4096
+    tracemalloc.start()
+    try:
+        for bit in range(64):
+            damaged = bytearray(good)
+            damaged[meta + at + bit // 8] ^= 1 << bit % 8
+            with pytest.raises(DamagedPages):
+                check_pages(bytes(damaged))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 100 << 20
 
 
 def test_the_state_of_an_earlier_commit_is_not_taken_for_the_newest(good):
