@@ -71,6 +71,7 @@ def die(daemon: RealDaemon, count: int, seed: int) -> None:
     workers: list[int] = []
     with momentd.connect(daemon.address, run="bystander") as client:
         table = client.open_table(None, rows=100, dim=4, rule=RULE)
+        table.update([0], np.ones((1, 4), np.float32), lr=0.1)  # it has its arena
         watch = Watch(daemon, client)
         base = None
         try:
@@ -98,7 +99,7 @@ def die(daemon: RealDaemon, count: int, seed: int) -> None:
         finally:
             for worker in workers:
                 os.kill(worker, signal.SIGKILL)
-        assert table.refresh().update_number == count
+        assert table.refresh().update_number == count + 1
 
 
 @pytest.fixture
