@@ -18,7 +18,7 @@ from momentd_server.engine.lane import Lane
 from momentd_server.engine.table import Table
 from momentd_server.jit import Pool
 from momentd_server.storage import attach_kernels as kernels
-from momentd_server.storage import blocks, victim_kernels
+from momentd_server.storage import blocks, frames
 from momentd_server.storage.catalog import TableRecord
 from momentd_server.storage.segments import SegmentStore
 from momentd_server.storage.space import Space
@@ -81,7 +81,7 @@ class Inheritance:
             )
             table.free_top += freed
             table.dirty += dirty
-            table.tally[victim_kernels.FRESH_FRAMES] += fresh
+            table.tally[frames.FRESH_FRAMES] += fresh
 
     def _count_rows(self, table: Table) -> int:
         """Fills `live`, `segments` and `rows_touched`; returns the number of impossible rows."""

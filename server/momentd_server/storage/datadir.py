@@ -14,7 +14,7 @@ from typing import Final
 
 from momentd_server.storage import format as layout
 from momentd_server.storage.files import storage_error, sync_directory
-from momentd_server.storage.migrations import check_version
+from momentd_server.storage.migrations import FORMAT_VERSION, check_version
 from momentd_wire.errors import (
     CorruptRecord,
     DaemonUnavailable,
@@ -304,7 +304,7 @@ def _write_marker(path: Path) -> bytes:
     """Last act of making a directory: from now on it is ours."""
     store_id = secrets.token_bytes(16)
     temporary = path / _MARKER_TEMPORARY
-    text = f"{layout.MARKER_MAGIC} {layout.FORMAT_VERSION} {store_id.hex()}\n"
+    text = f"{layout.MARKER_MAGIC} {FORMAT_VERSION} {store_id.hex()}\n"
     fd = os.open(temporary, os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "w") as file:
         file.write(text)
