@@ -13,9 +13,8 @@ import lmdb
 
 from momentd_server.storage import files, records
 from momentd_server.storage.datadir import DataDir
-from momentd_server.storage.migrations import FORMAT_VERSION
 from momentd_server.storage.lmdb_pages import DamagedPages, check_pages
-from momentd_server.storage.migrations import check_version
+from momentd_server.storage.migrations import FORMAT_VERSION, check_version
 from momentd_wire.errors import CorruptRecord, MomentdError, StorageFailed
 
 _DATA_NAME: Final = "data.mdb"
