@@ -135,8 +135,8 @@ def power_cuts(kind: str, path, cuts: int, seed: int) -> dict[str, int]:
             time.sleep(rng.uniform(0, 0.6))
             cut(daemon.crash)
             daemon.start()
+            trainer.join(70)  # its next call tells it
             trainer.stop.set()
-            trainer.join(70)
             # It was in the middle of something, and is told that the disk is gone, or that its
             # state went back; never nothing.
             assert isinstance(trainer.told, StateRolledBack | StorageFailed), trainer.told
