@@ -28,6 +28,7 @@ BENCHMARKS = (
     "clients",
     "tail",
     "grpc",
+    "promises",
 )
 
 

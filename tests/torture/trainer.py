@@ -30,7 +30,7 @@ def beside_torch(
             parameter.grad = torch.sparse_coo_tensor(ids[None], values, parameter.shape)
             optimizer.step()
         steps += 1
-    states = [o.state_dict()["state"][0] for o in (one, two)]
+    states = [one.full_state_dict()["state"][0], two.state_dict()["state"][0]]
     return {
         "steps": steps,
         "weights_differ_by": float((ours - theirs).detach().abs().max()),

@@ -112,7 +112,7 @@ class Rule(Protocol):
     name: ClassVar[str]
     """As in the schema of a table, e.g. "sparse_adam"."""
     hyper_type: ClassVar[Callable[..., Any]]
-    """A dataclass of plain values: the hyper-parameters of one update."""
+    """A dataclass of plain values, with slots: the hyper-parameters of one update."""
 
     def field_specs(self, width: int, dtype: str) -> tuple[FieldSpec, ...]:
         """The fields of a record for rows of `width` elements whose state is of `dtype`."""
