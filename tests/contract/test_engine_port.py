@@ -328,3 +328,64 @@ def test_both_implementations_give_nearly_the_same_numbers(tmp_path):
         assert np.allclose(mine.out_values, theirs.out_values, rtol=1e-5, atol=1e-7)
     store.stop(discard=True)
     store.close()
+
+
+def everything(engine, table):
+    return engine.gather(
+        id=table.id, generation=table.generation, rows=None, range=(0, ROWS), fields=(), outs=None
+    ).values
+
+
+def change(engine, table, number):
+    fields = {name: np.full((1, WIDTH), number, np.float32) for name in ("exp_avg", "exp_avg_sq")}
+    engine.scatter(
+        id=table.id, generation=table.generation, rows=np.array([number]), range=None,
+        fields=tuple(fields), values=list(fields.values()), step=number,
+    )  # fmt: skip
+
+
+def test_a_snapshot_is_of_one_instant_and_is_restored_as_a_table_of_its_own(engine, session):
+    table, _ = open_table(engine, session)
+    change(engine, table, 3)
+    then = everything(engine, table)
+    taken = [(table.id, table.generation)]
+    view, created, _ = engine.create_snapshot(taken, run=None, name="one", pinned=True)
+    assert created
+    again, created, written = engine.create_snapshot(taken, run=None, name=None, pinned=True)
+    assert (again.record.name, created, written) == ("one", False, 0)
+    change(engine, table, 4)
+    (entry,) = view.record.tables
+    assert engine.get_snapshot(id=entry.id).record.name == "one"
+    restored = engine.restore_table(
+        session, id=entry.id, name=None, label=None, run="r", replace=False
+    )
+    assert restored.step == 3
+    for ours, theirs in zip(everything(engine, restored), then, strict=True):
+        assert np.array_equal(ours, theirs)
+    change(engine, restored, 4)
+    second, _, _ = engine.create_snapshot(
+        [(restored.id, restored.generation)], run=None, name="two", pinned=True
+    )
+    other, _, _ = engine.create_snapshot(taken, run=None, name="three", pinned=True)
+    assert second.record.tables[0].id == other.record.tables[0].id != entry.id
+
+
+def test_a_deleted_snapshot_is_gone_and_names_are_taken_once(engine, session):
+    table, _ = open_table(engine, session)
+    change(engine, table, 3)
+    taken = [(table.id, table.generation)]
+    view, _, _ = engine.create_snapshot(taken, run=None, name="one", pinned=True)
+    change(engine, table, 4)
+    with pytest.raises(errors.TableInUse):
+        engine.create_snapshot(taken, run=None, name="one", pinned=True)
+    with pytest.raises(errors.SnapshotNotFound):
+        engine.delete_snapshots(["one", "none"])
+    assert [each.record.name for each in engine.list_snapshots()] == ["one"]
+    engine.delete_snapshots(["one"])
+    assert engine.list_snapshots() == []
+    with pytest.raises(errors.SnapshotNotFound):
+        engine.restore_table(
+            session, id=view.record.tables[0].id, name=None, label=None, run="r", replace=False
+        )
+    with pytest.raises(errors.TableNotFound):
+        engine.create_snapshot([], run="nobody's", name=None, pinned=True)

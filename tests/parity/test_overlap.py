@@ -59,7 +59,9 @@ def test_look_ahead_reads_rows_and_changes_nothing(daemon, address):
     train(ahead, two, momentd.lookahead(work, rows_of))
     assert prefetched(daemon) > 20_000
     assert torch.equal(plain.weight, ahead.weight)
-    for mine, others in zip(*(o.state_dict()["state"][0].items() for o in (one, two)), strict=True):
+    for mine, others in zip(
+        *(o.full_state_dict()["state"][0].items() for o in (one, two)), strict=True
+    ):
         assert mine[0] == others[0]
         assert torch.equal(torch.as_tensor(mine[1]), torch.as_tensor(others[1]))
     one.close()

@@ -8,12 +8,14 @@ a test hold a request where a disk would.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from dataclasses import replace as changed
 
 import numpy as np
 
@@ -30,7 +32,9 @@ from momentd_server.engine.api import (
     VerifyStep,
 )
 from momentd_server.engine.sessions import Session, Sessions
+from momentd_server.engine.snapshots import SnapshotView
 from momentd_server.schema import Schema
+from momentd_server.storage.catalog import Manifest, SnapshotRecord, TableSnapshot
 from momentd_server.storage.damage import Counts
 from momentd_wire.errors import (
     CacheTooSmall,
@@ -38,6 +42,7 @@ from momentd_wire.errors import (
     InvalidArgument,
     RowOutOfRange,
     SchemaMismatch,
+    SnapshotNotFound,
     StateRolledBack,
     TableInUse,
     TableNotFound,
@@ -70,6 +75,7 @@ class NumpyEngine:
         self._lock = threading.RLock()
         self._ids = itertools.count(1)
         self._tables: dict[int, NumpyTable] = {}
+        self._snapshots: dict[str, tuple[SnapshotRecord, dict[bytes, NumpyTable]]] = {}
 
     # ------------------------------------------------------------------------------ tables
 
@@ -141,7 +147,7 @@ class NumpyEngine:
             clone = self._create(session, name, label, source.view.schema, run)
             clone.fields = {key: values.copy() for key, values in source.fields.items()}
             clone.touched = source.touched.copy()
-            clone.view = replace(clone.view, step=source.view.step)
+            clone.view = changed(clone.view, step=source.view.step)
             return clone.view
 
     def _table(self, table_id: int, generation: int | None = None) -> NumpyTable:
@@ -214,7 +220,7 @@ class NumpyEngine:
         out_values = None if values is None else _into(batch.out_values, values)
         table.touched[unique] = True
         table.updates += 1
-        table.view = replace(view, step=step, update_number=view.update_number + 1)
+        table.view = changed(view, step=step, update_number=view.update_number + 1)
         return TableOutcome(step, table.view.update_number, len(unique), out_rows, out_values, None)
 
     def _adam(self, table: NumpyTable, unique, grads, present, hyper, step: int) -> np.ndarray:
@@ -259,7 +265,7 @@ class NumpyEngine:
             table.touched[ids] = True
             new_step = table.view.step if step is None else step
             number = table.view.update_number + 1
-            table.view = replace(table.view, step=new_step, update_number=number)
+            table.view = changed(table.view, step=new_step, update_number=number)
             if encode is not None:
                 encode(new_step, number)
             return new_step, number
@@ -270,6 +276,70 @@ class NumpyEngine:
 
     def flush(self, ids) -> int:
         return sum(self._table(i).view.record_bytes for i in ids)
+
+    # ------------------------------------------------------------------------------ snapshots
+
+    def create_snapshot(self, tables, *, run, name, pinned):
+        self._check_serving()
+        with self._lock:
+            if run is not None:
+                chosen = [t for t in self._tables.values() if t.view.run == run]
+            else:
+                chosen = [self._table(*each) for each in tables]
+            if not chosen:
+                raise TableNotFound("there is nothing to make a snapshot of")
+            chosen.sort(key=lambda table: table.view.id)
+            entries = tuple(_snapshot_of(table) for table in chosen)
+            for record, _ in reversed(self._snapshots.values()):
+                if record.tables == entries and name in (None, record.name):
+                    return self._snapshot_view(record), False, 0
+            name = name or f"{run or chosen[0].view.run}-{next(self._ids)}"
+            if name in self._snapshots:
+                raise TableInUse(f"a snapshot named {name!r} exists already")
+            record = SnapshotRecord(name, run or chosen[0].view.run, time.time(), pinned, entries)
+            contents = {e.id: _copied(t) for e, t in zip(entries, chosen, strict=True)}
+            self._snapshots[name] = (record, contents)
+            view = self._snapshot_view(record)
+            return view, True, view.nbytes
+
+    def _snapshot_view(self, record: SnapshotRecord) -> SnapshotView:
+        nbytes = sum(entry.rows_touched * entry.schema.record_bytes for entry in record.tables)
+        return SnapshotView(record, nbytes, nbytes)
+
+    def list_snapshots(self, run=None):
+        records = [record for record, _ in self._snapshots.values()]
+        return [self._snapshot_view(each) for each in records if run in (None, each.run)]
+
+    def get_snapshot(self, *, id=None, name=None):
+        for record, contents in reversed(self._snapshots.values()):
+            if name == record.name or id in contents:
+                return self._snapshot_view(record)
+        raise SnapshotNotFound(f"there is no snapshot {name or id!r}")
+
+    def delete_snapshots(self, names, ticket=None):
+        with self._lock:
+            freed = sum(self.get_snapshot(name=name).only_bytes for name in names)
+            for name in names:
+                del self._snapshots[name]
+            return freed
+
+    def restore_table(self, session, *, id, name, label, run, replace, ticket=None):
+        with self._lock:
+            name_of = self.get_snapshot(id=id).record.name
+            source = self._snapshots[name_of][1][id]
+            known = next((t for t in self._tables.values() if name and t.view.name == name), None)
+            if known is not None:
+                if not replace:
+                    raise TableInUse(f"a table named {name!r} exists already")
+                self._drop([known.view.id])
+            view = source.view
+            table = self._create(
+                session, name, view.label if label is None else label, view.schema, run
+            )
+            copied = _copied(source)
+            table.fields, table.touched = copied.fields, copied.touched
+            table.view = changed(table.view, step=view.step)
+            return table.view
 
     # ------------------------------------------------------------------------------ life
 
@@ -307,6 +377,23 @@ class NumpyEngine:
     def _check_serving(self) -> None:
         if self.stopped is not None:
             raise DaemonUnavailable("the daemon is stopping")
+
+
+def _copied(table: NumpyTable) -> NumpyTable:
+    fields = {name: values.copy() for name, values in table.fields.items()}
+    return NumpyTable(table.view, fields, table.touched.copy())
+
+
+def _snapshot_of(table: NumpyTable) -> TableSnapshot:
+    view = table.view
+    digest = hashlib.blake2b(repr((view.schema, view.step)).encode(), digest_size=16)
+    for values in table.fields.values():
+        digest.update(values.tobytes())
+    return TableSnapshot(
+        id=digest.digest(), table=view.id, label=view.label, family=view.id, layout=1,
+        schema=view.schema, rows_touched=int(table.touched.sum()),
+        manifest=Manifest(view.generation, view.step, view.update_number),
+    )  # fmt: skip
 
 
 def _check_rows(ids: np.ndarray, rows: int) -> None:

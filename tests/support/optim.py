@@ -54,7 +54,9 @@ def twin(module: nn.Module, **kwargs):
     """(ours, its optimizer, a copy, torch's optimizer of the copy) with equal arguments."""
     other = copy.deepcopy(module)
     ours = momentd.SparseAdam(module.parameters(), **kwargs)
-    kwargs = {k: v for k, v in kwargs.items() if k not in {"address", "run", "state_dtype"}}
+    kwargs = {
+        k: v for k, v in kwargs.items() if k not in {"address", "run", "state_dtype", "checkpoint"}
+    }
     return module, ours, other, torch.optim.SparseAdam(other.parameters(), **kwargs)
 
 
@@ -62,7 +64,7 @@ def moments(optimizer, param=None):
     """(exp_avg, exp_avg_sq) of a parameter, the first one by default."""
     params = [p for group in optimizer.param_groups for p in group["params"]]
     index = 0 if param is None else next(i for i, p in enumerate(params) if p is param)
-    entry = optimizer.state_dict()["state"][index]
+    entry = optimizer.full_state_dict()["state"][index]
     return entry["exp_avg"], entry["exp_avg_sq"]
 
 

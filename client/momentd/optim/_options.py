@@ -20,7 +20,7 @@ class Options:
     address: str | None = None
     run: str | None = None
     state_dtype: torch.dtype | None = None
-    checkpoint: str = "full"
+    checkpoint: str = "snapshot"
     keep_snapshots: int | None = None
 
     def __post_init__(self) -> None:

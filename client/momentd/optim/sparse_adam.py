@@ -32,9 +32,9 @@ class SparseAdam(TableOptimizer):
         address: Of the daemon; default: see `momentd.init`.
         run: A label for people; default: the name of the script or notebook.
         state_dtype: Of the moments; default: float64 for float64 parameters, else float32.
-        checkpoint: "full" (the default): `state_dict()` has the complete moments. "snapshot": it
-            has a small handle, and the moments stay in the daemon's data directory, as a snapshot
-            that has what changed since the last one.
+        checkpoint: "snapshot": `state_dict()` has a small handle, and the moments stay in the
+            daemon's data directory, as a snapshot that takes what changed since the last one.
+            "full": `state_dict()` has the complete moments. Either kind loads into either.
         keep_snapshots: How many snapshots of `state_dict()` are kept, the newest ones; default:
             all, until `momentd snapshot delete`.
 
@@ -56,7 +56,7 @@ class SparseAdam(TableOptimizer):
         address: str | None = None,
         run: str | None = None,
         state_dtype: torch.dtype | None = None,
-        checkpoint: str = "full",
+        checkpoint: str = "snapshot",
         keep_snapshots: int | None = None,
     ) -> None:
         _check_hyper(lr, betas, eps)

@@ -1,6 +1,7 @@
 """State dicts in torch's layout, in both directions."""
 
 import copy
+import functools
 import io
 
 import pytest
@@ -11,17 +12,20 @@ import momentd
 from momentd.errors import OutOfSpace, SnapshotNotFound
 from tests.support.optim import embedding, moments, sparse_grad, step_rows, twin
 
+# The other kind of state dict has tests of its own.
+make = functools.partial(momentd.SparseAdam, checkpoint="full")
+
 
 def trained(fake, steps=3, dtype=torch.float32, **kwargs):
     module = embedding(dtype=dtype)
-    optimizer = momentd.SparseAdam(module.parameters(), lr=0.1, **kwargs)
+    optimizer = make(module.parameters(), lr=0.1, **kwargs)
     for value in range(1, steps + 1):
         step_rows(optimizer, module.weight, [1, 7], [float(value), -2.0])
     return module, optimizer
 
 
 def test_the_layout_is_torchs(fake):
-    _, optimizer, other, reference = twin(embedding(), lr=0.1)
+    _, optimizer, other, reference = twin(embedding(), lr=0.1, checkpoint="full")
     for opt, param in (
         (optimizer, optimizer.param_groups[0]["params"][0]),
         (reference, other.weight),
@@ -41,7 +45,7 @@ def test_it_loads_into_torch_and_from_torch(fake):
     reference = torch.optim.SparseAdam(other.parameters(), lr=0.5)
     reference.load_state_dict(optimizer.state_dict())
     third = copy.deepcopy(module)
-    back = momentd.SparseAdam(third.parameters())
+    back = make(third.parameters())
     back.load_state_dict(reference.state_dict())
     for opt, mod in ((optimizer, module), (reference, other), (back, third)):
         step_rows(opt, mod.weight, [1, 2], [0.5, 0.5])
@@ -52,7 +56,7 @@ def test_it_loads_into_torch_and_from_torch(fake):
 
 def test_only_touched_rows_travel(fake):
     module, optimizer = trained(fake)
-    other = momentd.SparseAdam(copy.deepcopy(module).parameters())
+    other = make(copy.deepcopy(module).parameters())
     other.load_state_dict(optimizer.state_dict())
     assert fake.scattered_rows == 2
 
@@ -98,7 +102,7 @@ def test_an_edited_or_outdated_state_is_loaded_in_full(fake):
 def test_loading_gives_own_tables(fake):
     module, optimizer = trained(fake)
     saved = optimizer.state_dict()
-    others = [momentd.SparseAdam(copy.deepcopy(module).parameters()) for _ in range(2)]
+    others = [make(copy.deepcopy(module).parameters()) for _ in range(2)]
     for other in others:
         other.load_state_dict(saved)
         step_rows(other, other.param_groups[0]["params"][0], [1], [5.0])
@@ -157,22 +161,22 @@ def test_live_state_of_another_optimizer_is_never_a_silent_fresh_start(fake):
     module, optimizer = trained(fake)
     groups = optimizer.state_dict()["param_groups"]
     saved = {"state": {0: dict(optimizer.state[module.weight])}, "param_groups": groups}
-    other = momentd.SparseAdam(copy.deepcopy(module).parameters())
+    other = make(copy.deepcopy(module).parameters())
     with pytest.raises(SnapshotNotFound, match="step 3"):
         other.load_state_dict(saved)
 
 
 def test_parameters_in_another_order_are_refused_by_name(fake):
     model = nn.ModuleDict({"a": embedding(seed=1), "b": embedding(seed=2)})
-    saved = momentd.SparseAdam(list(model.named_parameters())).state_dict()
-    other = momentd.SparseAdam(list(model.named_parameters())[::-1])
+    saved = make(list(model.named_parameters())).state_dict()
+    other = make(list(model.named_parameters())[::-1])
     with pytest.raises(ValueError, match=r"\['a.weight', 'b.weight'\].*\['b.weight', 'a.weight'\]"):
         other.load_state_dict(saved)
 
 
 def test_other_names_of_as_many_parameters_are_taken_by_position(fake):
-    saved = momentd.SparseAdam([("old", embedding().weight)]).state_dict()
-    optimizer = momentd.SparseAdam([("new", embedding().weight)])
+    saved = make([("old", embedding().weight)]).state_dict()
+    optimizer = make([("new", embedding().weight)])
     optimizer.load_state_dict(saved)
     assert optimizer.param_groups[0]["param_names"] == ["old"]
 
@@ -184,7 +188,7 @@ def test_moments_keep_their_precision_through_save_and_load(fake, dtype):
     torch.save(optimizer.state_dict(), file)
     file.seek(0)
     saved = torch.load(file, weights_only=True)
-    other = momentd.SparseAdam(copy.deepcopy(module).parameters())
+    other = make(copy.deepcopy(module).parameters())
     other.load_state_dict(saved)
     for ours, theirs in zip(moments(other), moments(optimizer), strict=True):
         assert ours.dtype == (torch.float64 if dtype is torch.float64 else torch.float32)
@@ -201,7 +205,7 @@ def test_tensor_steps_of_other_optimizers_become_ints(fake):
 
 def test_a_step_count_without_moments_needs_no_table(fake):
     module = embedding()
-    optimizer = momentd.SparseAdam(module.parameters())
+    optimizer = make(module.parameters())
     zeros = torch.zeros(10, 4)
     optimizer.load_state_dict(
         {
@@ -254,13 +258,13 @@ def test_saved_tensors_do_not_follow_later_steps(fake):
 
 def test_params_with_and_without_state_keep_their_positions(fake):
     model = nn.ModuleList([embedding(seed=seed) for seed in range(3)])
-    optimizer = momentd.SparseAdam(model.parameters())
+    optimizer = make(model.parameters())
     for index, value in ((0, 1.0), (2, 3.0)):
         sparse_grad(model[index].weight, [1], [value])
     optimizer.step()
     saved = optimizer.state_dict()
     assert list(saved["state"]) == [0, 2]
-    other = momentd.SparseAdam(copy.deepcopy(model).parameters())
+    other = make(copy.deepcopy(model).parameters())
     other.load_state_dict(saved)
     got = other.state_dict()["state"]
     assert {k: v["exp_avg"][1, 0].item() for k, v in got.items()} == pytest.approx({0: 0.1, 2: 0.3})

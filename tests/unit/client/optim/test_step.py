@@ -86,7 +86,7 @@ def test_a_parameter_without_gradient_gets_no_state(fake):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_live_state_has_the_saved_keys_and_no_moments(fake, dtype):
     module = embedding(dtype=dtype)
-    optimizer = momentd.SparseAdam(module.parameters())
+    optimizer = momentd.SparseAdam(module.parameters(), checkpoint="full")
     step_rows(optimizer, module.weight, [1], [1.0])
     entry = optimizer.state[module.weight]
     assert type(entry) is dict
@@ -159,7 +159,7 @@ def test_a_daemon_that_is_away_gets_the_step_when_it_is_back(fake):
     with pytest.raises(DaemonUnavailable):
         optimizer.step()
     fake.reach, fake.down = real_new, False
-    state = optimizer.state_dict()["state"][0]
+    state = optimizer.full_state_dict()["state"][0]
     for value in (1.0, 5.0):
         step_rows(reference, other.weight, [1], [value])
     assert state["step"] == 2
@@ -215,7 +215,8 @@ def test_parameters_without_elements_count_steps_and_need_no_daemon(fake, shape)
     param.grad = torch.zeros(shape).to_sparse(1)
     optimizer.step()
     assert optimizer.state[param]["step"] == 1
-    assert optimizer.state_dict()["state"][0]["exp_avg"].shape == shape
+    assert optimizer.state_dict()["state"][0]["snapshot"] == 0
+    assert optimizer.full_state_dict()["state"][0]["exp_avg"].shape == shape
     assert fake.log == []
 
 

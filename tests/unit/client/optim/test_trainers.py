@@ -71,7 +71,8 @@ def test_pykeen_rebuilds_the_class_from_a_saved_group(fake):
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 @pytest.mark.parametrize("flat", [False, True], ids=["nested", "flat"])
-def test_dcp_gets_and_sets_state_of_trained_and_fresh_optimizers(fake, flat, tmp_path):
+@pytest.mark.parametrize("checkpoint", ["snapshot", "full"])
+def test_dcp_gets_and_sets_state_of_trained_and_fresh_optimizers(fake, checkpoint, flat, tmp_path):
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import (
         StateDictOptions,
@@ -81,7 +82,7 @@ def test_dcp_gets_and_sets_state_of_trained_and_fresh_optimizers(fake, flat, tmp
 
     options = StateDictOptions(flatten_optimizer_state_dict=flat)
     model = nn.Sequential(embedding(seed=1))
-    optimizer = momentd.SparseAdam(model.parameters(), lr=0.1)
+    optimizer = momentd.SparseAdam(model.parameters(), lr=0.1, checkpoint=checkpoint)
     step_rows(optimizer, model[0].weight, [1, 7], [1.0, 2.0])
     dcp.save(
         {"optim": get_optimizer_state_dict(model, optimizer, options=options)},
@@ -91,7 +92,7 @@ def test_dcp_gets_and_sets_state_of_trained_and_fresh_optimizers(fake, flat, tmp
 
     other_model = copy.deepcopy(model)
     other_model[0].weight.grad = None
-    other = momentd.SparseAdam(other_model.parameters(), lr=0.7)
+    other = momentd.SparseAdam(other_model.parameters(), lr=0.7, checkpoint=checkpoint)
     loaded = {"optim": get_optimizer_state_dict(other_model, other, options=options)}
     dcp.load(loaded, checkpoint_id=tmp_path / "ckpt", no_dist=True)
     set_optimizer_state_dict(other_model, other, loaded["optim"], options=options)
@@ -99,6 +100,13 @@ def test_dcp_gets_and_sets_state_of_trained_and_fresh_optimizers(fake, flat, tmp
     for ours, theirs in zip(moments(other), moments(optimizer), strict=True):
         assert torch.equal(ours, theirs)
     assert other.state[other_model[0].weight]["step"] == 1
+    # Into an optimizer that has state of its own too.
+    step_rows(other, other_model[0].weight, [3], [1.0])
+    loaded = {"optim": get_optimizer_state_dict(other_model, other, options=options)}
+    dcp.load(loaded, checkpoint_id=tmp_path / "ckpt", no_dist=True)
+    set_optimizer_state_dict(other_model, other, loaded["optim"], options=options)
+    for ours, theirs in zip(moments(other), moments(optimizer), strict=True):
+        assert torch.equal(ours, theirs)
 
 
 def test_dcps_request_for_state_moves_nothing(fake):
