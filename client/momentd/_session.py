@@ -265,6 +265,16 @@ class Session:
         """A call that changes nothing, or may be repeated. Raises the daemon's error."""
         return self.finish(Call(request), what)
 
+    def flush(self, tables: Iterable[int]) -> int:
+        """Make tables, or all, durable as they are now; returns the record bytes written.
+
+        Repeated within this session only: of a daemon that came back without it, success would
+        say that an older state is durable.
+        """
+        self.connected()
+        call = Call(pb.Request(flush=pb.FlushRequest(ids=tables)))
+        return self.finish(call, "a flush", self.incarnation).flush.bytes_written
+
     def change(self, request: pb.Request | NumberedCall) -> pb.Reply:
         """A call that changes something, done exactly once. Raises the daemon's error."""
         return self._control.run(self, request, lambda reply: reply)

@@ -174,8 +174,7 @@ class Client:
 
     def flush(self) -> int:
         """Make all tables durable as they are now; returns the record bytes written."""
-        request = pb.Request(flush=pb.FlushRequest())
-        return self.session.ask(request, "a flush").flush.bytes_written
+        return self.session.flush([])
 
     def stats(self, run: str | None = None) -> pb.StatsReply:
         """What the daemon holds and does: `.totals`, `.tables`, `.sessions`.

@@ -303,9 +303,11 @@ class Table:
     # ------------------------------------------------------------------------------- the rest
 
     def flush(self) -> int:
-        """Make the table durable as it is now; returns the record bytes written."""
-        request = pb.Request(flush=pb.FlushRequest(ids=[self.id]))
-        return self._session.ask(request, "a flush").flush.bytes_written
+        """Make the table durable as it is now; returns the record bytes written.
+
+        Raises StateRolledBack if the daemon has lost what was to be made durable meanwhile.
+        """
+        return self._session.flush([self.id])
 
     def clone(self, name: str | None = None, label: str = "") -> Table:
         """A copy-on-write copy, as of now. Without a name it ends with this session."""

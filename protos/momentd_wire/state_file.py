@@ -145,6 +145,40 @@ class Block:
     values: dict[str, np.ndarray]
 
 
+class Draft:
+    """A file that is written beside its place and put there when it is whole and durable."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = Path(path)
+        self._draft = self._path.with_name(f".{self._path.name}.{secrets.token_hex(4)}.part")
+        self._file: BinaryIO | None = None
+
+    @property
+    def file(self) -> BinaryIO:
+        """Open between `open` and `close`."""
+        assert self._file is not None
+        return self._file
+
+    def open(self) -> BinaryIO:
+        """Begin."""
+        self._file = self._draft.open("xb")
+        return self._file
+
+    def close(self, *, keep: bool) -> None:
+        """Put it in its place, or leave nothing."""
+        try:
+            with self.file as file:
+                if not keep:
+                    return
+                file.flush()
+                os.fsync(file.fileno())
+            self._draft.replace(self._path)
+            _sync_directory(self._path.parent)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                self._draft.unlink()
+
+
 class StateWriter:
     """Writes a file beside its place and puts it there, durable, when the context ends well.
 
@@ -152,20 +186,18 @@ class StateWriter:
     """
 
     def __init__(self, path: str | os.PathLike[str], tables: Sequence[TableEntry]) -> None:
-        self._path = Path(path)
+        self._draft = Draft(path)
         self._tables = tuple(tables)
-        self._draft = self._path.with_name(f".{self._path.name}.{secrets.token_hex(4)}.part")
         self._chain = hashlib.blake2b(digest_size=_DIGEST_BYTES)
         self._blocks = 0
         self._rows = 0
-        self._file: BinaryIO | None = None
 
     def __enter__(self) -> Self:
-        self._file = self._draft.open("xb")
+        file = self._draft.open()
         header = json.dumps({"tables": [asdict(entry) for entry in self._tables]}).encode()
         digest = _digest(header)
         self._chain.update(digest)
-        self._file.write(_PROLOGUE.pack(MAGIC, VERSION, len(header), digest) + header)
+        file.write(_PROLOGUE.pack(MAGIC, VERSION, len(header), digest) + header)
         return self
 
     def write(self, table: int, rows: np.ndarray, values: Mapping[str, np.ndarray]) -> int:
@@ -187,12 +219,11 @@ class StateWriter:
         return nbytes
 
     def _append(self, head: bytes, parts: Sequence[memoryview]) -> None:
-        assert self._file is not None
         digest = _digest(head, *parts)
         self._chain.update(digest)
-        self._file.write(head + digest)
+        self._draft.file.write(head + digest)
         for part in parts:
-            self._file.write(part)
+            self._draft.file.write(part)
 
     def __exit__(
         self,
@@ -200,21 +231,14 @@ class StateWriter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        file = self._file
-        assert file is not None
+        whole = False
         try:
-            with file:
-                if error is not None:
-                    return
+            if error is None:
                 head = _BLOCK.pack(_END_MARK, 0, self._blocks, self._rows)
-                file.write(head + _digest(head, self._chain.digest()))
-                file.flush()
-                os.fsync(file.fileno())
-            self._draft.replace(self._path)
-            _sync_directory(self._path.parent)
+                self._draft.file.write(head + _digest(head, self._chain.digest()))
+                whole = True
         finally:
-            with contextlib.suppress(FileNotFoundError):
-                self._draft.unlink()
+            self._draft.close(keep=whole)
 
 
 class StateReader:
@@ -358,4 +382,13 @@ def _sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-__all__ = ["BLOCK_BYTES", "VERSION", "Advance", "Block", "StateReader", "StateWriter", "TableEntry"]
+__all__ = [
+    "BLOCK_BYTES",
+    "VERSION",
+    "Advance",
+    "Block",
+    "Draft",
+    "StateReader",
+    "StateWriter",
+    "TableEntry",
+]

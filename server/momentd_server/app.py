@@ -407,10 +407,10 @@ class _Watchdog:
         os._exit(EXIT_NOT_CLEAN)
 
 
-def main() -> int:
-    """`python -m momentd_server.app CHANNEL LIFELINE`: an engine, as the keeper starts it."""
+def run_engine(channel: int, lifeline: int) -> int:
+    """An engine, in the process that the keeper has forked for it; returns its exit code."""
     try:
-        kept = KeptByKeeper(int(sys.argv[1]), int(sys.argv[2]))
+        kept = KeptByKeeper(channel, lifeline)
     except Incompatible as error:
         Report().progress(f"momentd: {error}")
         return EXIT_OTHER_CODE
@@ -419,7 +419,3 @@ def main() -> int:
     if code != 1 or not kept.restarts:
         kept.ending(code)
     return code
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -171,6 +171,29 @@ def test_after_a_crash_of_both_a_client_is_told_and_a_named_table_is_as_it_was_f
         assert np.array_equal(table.gather([1], "exp_avg"), flushed)
 
 
+def test_a_flush_is_not_repeated_of_a_state_that_is_lost(daemon):
+    with momentd.connect(daemon.address) as client:
+        table = client.open_table("named", rows=10, dim=2, rule=momentd.rules.SparseAdam())
+        table.update([1], np.ones((1, 2), np.float32), lr=0.1)
+        os.kill(daemon.engine_pid, signal.SIGSTOP)  # so that it is in work when both die
+        outcome: list[object] = []
+
+        def flush() -> None:
+            try:
+                outcome.append(table.flush())
+            except StateRolledBack as error:
+                outcome.append(error)
+
+        thread = threading.Thread(target=flush)
+        thread.start()
+        time.sleep(0.5)
+        daemon.crash()
+        daemon.start()
+        thread.join(30)
+        assert len(outcome) == 1
+        assert isinstance(outcome[0], StateRolledBack)
+
+
 def test_a_signal_while_there_is_no_engine_saves_everything_all_the_same(daemon):
     training = Training(daemon.address)
     training.step()

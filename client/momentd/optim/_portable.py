@@ -130,7 +130,7 @@ def _match(
     """The parameter of each entry: by position, like in a state dict."""
     params = _params(optimizer)
     ours = [optimizer._label(param) for param in params]
-    at = [n if e.parameter is None else e.parameter for n, e in enumerate(entries)]
+    at = _positions(entries, ours)
     if at and max(at) >= len(params):
         raise InvalidArgument(
             f"{path} has state for parameter {max(at)} ({entries[at.index(max(at))].label}), the "
@@ -145,6 +145,15 @@ def _match(
             "parameters in the saved order"
         )
     return [_fitting(optimizer, params[i], e, path) for i, e in zip(at, entries, strict=True)]
+
+
+def _positions(entries: tuple[TableEntry, ...], ours: list[str]) -> list[int]:
+    """By number, as an optimizer wrote them; `momentd export` knows names and an order only."""
+    if all(entry.parameter is not None for entry in entries):
+        return [entry.parameter for entry in entries if entry.parameter is not None]
+    if all(ours.count(entry.label) == 1 for entry in entries):
+        return [ours.index(entry.label) for entry in entries]
+    return list(range(len(entries)))
 
 
 def _fitting(optimizer: TableOptimizer, param: Tensor, entry: TableEntry, path: Path) -> _Filling:

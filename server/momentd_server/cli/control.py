@@ -1,4 +1,4 @@
-"""A small client of the daemon's control calls, over gRPC. It never touches rows.
+"""A small client of the daemon's control calls, over gRPC. Rows are the matter of `rows`.
 
 Every call is one RPC with a deadline; a failure is raised as an error of `momentd_wire.errors`.
 """
@@ -11,6 +11,7 @@ from typing import Final, Self, TypeVar, cast
 
 import grpc
 
+from momentd_server.cli.rows import Rows
 from momentd_wire import errors, limits
 from momentd_wire.addresses import Address
 from momentd_wire.v1 import momentd_pb2 as pb
@@ -120,6 +121,10 @@ class Control:
         """A named table with the content of a snapshot's table."""
         request = pb.RestoreTableRequest(sequence=_FIRST, id=content, name=name, replace=replace)
         return self._change(self._stub.RestoreTable, request, timeout_s=_LONG_S).table
+
+    def rows(self) -> Rows:
+        """A session with tables and rows, over this connection."""
+        return Rows(self._stub, self._metadata, self._translate, self._timeout_s)
 
     def _change(
         self,

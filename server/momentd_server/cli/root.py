@@ -4,7 +4,7 @@ from importlib.metadata import version
 
 import click
 
-from momentd_server.cli import inspect, manage
+from momentd_server.cli import inspect, manage, transfer
 from momentd_server.cli.doctor import doctor
 from momentd_server.cli.serve import serve
 from momentd_server.cli.snapshot import snapshot
@@ -31,5 +31,7 @@ for command in (
     inspect.stats,
     manage.runs,
     manage.stop,
+    transfer.export_snapshot,
+    transfer.import_snapshot,
 ):
     momentd.add_command(command)

@@ -169,7 +169,14 @@ def serve(*, as_json: bool, **options: Any) -> None:
     """
     settings = build(options)
     logs.configure()
-    raise SystemExit(Keeper(settings, as_json=as_json).run())
+    raise SystemExit(Keeper(settings, _engine, as_json=as_json).run())
+
+
+def _engine(channel: int, lifeline: int) -> int:
+    # Kernels are defined when this is imported: by the engine, and not by the process that keeps.
+    from momentd_server import app
+
+    return app.run_engine(channel, lifeline)
 
 
 def build(options: dict[str, Any]) -> config.ServeConfig:

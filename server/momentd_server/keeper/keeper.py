@@ -6,19 +6,18 @@ import contextlib
 import os
 import select
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from momentd_server.config import VERSION, ServeConfig
 from momentd_server.keeper.channel import Channel
 from momentd_server.keeper.code import code_version
 from momentd_server.obs.logs import log
 
-_ENGINE: Final = (sys.executable, "-m", "momentd_server.app")
 # Seconds before each further start of an engine that does not get as far as serving.
 _BACK_OFF_S: Final = (0.0, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 # Engines that may fail to start when only a stop is wanted.
@@ -30,13 +29,15 @@ class Keeper:
     """Holds descriptors and runs one engine after the other, in the main thread."""
 
     def __init__(
-        self, config: ServeConfig, *, as_json: bool = False, engine: Sequence[str] = _ENGINE
+        self, config: ServeConfig, engine: Callable[[int, int], int], *, as_json: bool = False
     ) -> None:
+        """`engine(channel, lifeline)`: what the child does; two descriptors. Returns a code."""
         self._config = config
         self._as_json = as_json
-        self._command = engine
+        self._engine = engine
         self._held: dict[str, int] = {}
-        self._engine: subprocess.Popen[bytes] | None = None
+        self._pid = 0  # of the engine
+        self._own_fds: list[int] = []
         self._failures = 0  # starts since the last one that served
         self._restarts = 0
         self._killed = False
@@ -51,6 +52,7 @@ class Keeper:
         """Until an engine ends in order, or may not be followed by another; its exit code."""
         wakeup, wakeup_end = os.pipe()
         os.set_blocking(wakeup_end, False)
+        self._own_fds = [wakeup, wakeup_end]
         signal.set_wakeup_fd(wakeup_end, warn_on_full_buffer=False)
         for number in _SIGNALS:
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
@@ -67,22 +69,42 @@ class Keeper:
     # ------------------------------------------------------------------------------- one engine
 
     def _run_engine(self, wakeup: int) -> int:
-        channel, theirs = Channel.pair()
-        fds = (theirs.fileno(), self._lifeline_of_engine)
-        # A group of its own: Ctrl-C in a terminal reaches the keeper, which passes it on once.
-        self._engine = subprocess.Popen(
-            [*self._command, *map(str, fds)],
-            pass_fds=fds,
-            process_group=0,
-            stdin=subprocess.DEVNULL,
-        )
+        ours, theirs = Channel.pair()
+        pid = os.fork()
+        if pid == 0:
+            self._become_engine(ours, theirs.fileno())
         theirs.close()
+        self._pid = pid
         try:
-            self._hand_over(channel)
-            self._attend(channel, wakeup)
+            self._hand_over(ours)
+            self._attend(ours, wakeup)
         finally:
-            channel.close()
-        return self._engine.wait()
+            ours.close()
+        _, status = os.waitpid(pid, 0)
+        self._pid = 0
+        return os.waitstatus_to_exitcode(status)
+
+    def _become_engine(self, keepers_end: Channel, channel: int) -> NoReturn:
+        """In the forked child: a process of its own, that has what it is given and nothing else."""
+        code = 1
+        try:
+            # A group of its own: Ctrl-C in a terminal reaches the keeper, which passes it on once.
+            os.setpgid(0, 0)
+            signal.set_wakeup_fd(-1)
+            for number in _SIGNALS:
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    signal.signal(number, signal.SIG_DFL)
+            keepers_end.close()
+            for fd in (*self._held.values(), *self._own_fds, self._lifeline):
+                os.close(fd)
+            code_version.cache_clear()
+            code = self._engine(channel, self._lifeline_of_engine)
+        except BaseException:  # noqa: BLE001  whatever it is, this is not the keeper any more
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
 
     def _hand_over(self, channel: Channel) -> None:
         with contextlib.suppress(OSError):  # it died at once: its end is seen next
@@ -96,8 +118,7 @@ class Keeper:
 
     def _attend(self, channel: Channel, wakeup: int) -> None:
         """Do what the engine says until it has ended."""
-        assert self._engine is not None
-        ended = os.pidfd_open(self._engine.pid)
+        ended = os.pidfd_open(self._pid)
         poll = select.poll()
         for fd in (channel.fileno(), ended, wakeup):
             poll.register(fd, select.POLLIN)
@@ -158,9 +179,9 @@ class Keeper:
 
     def _received(self, number: int, _: FrameType | None) -> Any:
         self._stops_asked += 1
-        engine = self._engine
-        if engine is not None and engine.poll() is None:
-            engine.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
+        if self._pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGTERM if number == signal.SIGHUP else number)
 
 
 def _describe(code: int) -> str:
