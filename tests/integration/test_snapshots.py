@@ -166,3 +166,47 @@ def test_periodic_snapshots_are_made_and_pruned_by_themselves(tmp_path):
             seen |= names
             time.sleep(0.05)
         assert len(seen) >= 5
+
+
+def test_export_and_import_carry_a_snapshot_to_another_directory(tmp_path):
+    one_dir, two_dir = tmp_path / "1", tmp_path / "2"
+    one_dir.mkdir()
+    two_dir.mkdir()
+    file, tensors = tmp_path / "moments.momentd", tmp_path / "moments.safetensors"
+    with RealDaemon(one_dir) as one:
+        with momentd.connect(one.address, run="mine") as client:
+            tables = [
+                client.open_table(None, rows=300, dim=4, rule=RULE, label=label)
+                for label in ("entities", "relations")
+            ]
+            for seed, table in enumerate(tables):
+                train(table, seed)
+            then = [content(table) for table in tables]
+            made = client.snapshot(name="epoch")
+        assert "2 tables" in command(one, "export", "epoch", str(file))
+        command(one, "export", "epoch", str(tensors), "--format", "safetensors")
+        assert "it is here already" in command(one, "import", str(file))
+        assert "no snapshot named" in command(one, "export", "nothing", str(file), code=1)
+    with RealDaemon(two_dir) as two:
+        told = json.loads(command(two, "import", str(file), "--name", "here", "--json"))
+        assert told["tables"] == [table.id for table in made.tables]
+        with momentd.connect(two.address) as client:
+            (snapshot,) = client.snapshots()
+            assert snapshot.pinned
+            assert [t.label for t in snapshot.tables] == ["entities", "relations"]
+            for entry, wanted in zip(made.tables, then, strict=True):
+                back = client.restore(entry.id)
+                assert content(back) == wanted
+                assert back.step == entry.step
+            assert not [t for t in client.list_tables() if t.id not in (back.id, back.id - 1)]
+        damaged = bytearray(file.read_bytes())
+        damaged[len(damaged) // 2] ^= 1
+        file.write_bytes(damaged)
+        client = momentd.connect(two.address)
+        client.delete_snapshot("here")
+        assert command(two, "import", str(file), code=1)
+        assert not client.snapshots()
+        client.close()
+    header = int.from_bytes(tensors.read_bytes()[:8], "little")
+    names = json.loads(tensors.read_bytes()[8 : 8 + header])
+    assert {"entities.exp_avg", "relations.exp_avg_sq"} <= set(names)

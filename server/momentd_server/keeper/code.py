@@ -20,3 +20,8 @@ def code_version() -> int:
             digest.update(str(path.relative_to(package)).encode())
             digest.update(path.read_bytes())
     return int.from_bytes(digest.digest(), "little") >> 1
+
+
+def forget_version() -> None:
+    """Look at the disk again: what runs may have been forked from an older process."""
+    code_version.cache_clear()

@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any, Final, NoReturn
 
 from momentd_server.config import VERSION, ServeConfig
+from momentd_server.keeper import code as sources
 from momentd_server.keeper.channel import Channel
 from momentd_server.keeper.code import code_version
 from momentd_server.obs.logs import log
@@ -46,7 +47,8 @@ class Keeper:
         # The engine reads it to its end: it ends with this process, however that ends.
         lifeline, self._lifeline = os.pipe()
         self._lifeline_of_engine = lifeline
-        code_version()  # of what is on disk now
+        self._code_version = code_version()  # of what is on disk now
+        self._served = False  # some engine has
 
     def run(self) -> int:
         """Until an engine ends in order, or may not be followed by another; its exit code."""
@@ -61,7 +63,9 @@ class Keeper:
             code = self._run_engine(wakeup)
             # After an unforeseen end even a stop needs an engine once more: to write what is dirty.
             hopeless = self._stops_asked > 1 or (self._stops_asked and self._failures > _STOP_TRIES)
-            if self._ending is not None or hopeless:
+            # What fails before anybody was served fails again.
+            broken = code > 0 and not self._served
+            if self._ending is not None or hopeless or broken:
                 return code if code >= 0 else 128 - code
             self._prepare_restart(code)
             self._back_off(wakeup)
@@ -97,7 +101,7 @@ class Keeper:
             keepers_end.close()
             for fd in (*self._held.values(), *self._own_fds, self._lifeline):
                 os.close(fd)
-            code_version.cache_clear()
+            sources.forget_version()
             code = self._engine(channel, self._lifeline_of_engine)
         except BaseException:  # noqa: BLE001  whatever it is, this is not the keeper any more
             traceback.print_exc()
@@ -113,7 +117,7 @@ class Keeper:
             channel.send(
                 "go", config=self._config.plain(), as_json=self._as_json,
                 restarts=self._restarts, killed=self._killed, stop=self._stops_asked > 0,
-                code_version=code_version(), version=VERSION,
+                code_version=self._code_version, version=VERSION,
             )  # fmt: skip
 
     def _attend(self, channel: Channel, wakeup: int) -> None:
@@ -150,6 +154,7 @@ class Keeper:
                 self._release(name)
             case "serving":
                 self._failures = 0
+                self._served = True
             case "ending":
                 self._ending = message["code"]
             case other:
