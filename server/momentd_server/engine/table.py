@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from dataclasses import dataclass, field
 from typing import Final
@@ -13,6 +12,7 @@ from momentd_server.engine.api import Rows, TableStats, TableView
 from momentd_server.engine.cuts import Cut, SnapshotCut
 from momentd_server.engine.flight import Flight
 from momentd_server.engine.gate import Gate
+from momentd_server.engine.lane import Lane
 from momentd_server.engine.retirement import Retirement
 from momentd_server.obs.latency import LatencyWindow, Rate
 from momentd_server.storage import frames, victim_kernels
@@ -78,7 +78,9 @@ class Table:
         # Why its records could not be found at the start; it is then never entered.
         self.broken: MomentdError | None = None
         self.openers: set[bytes] = set()  # sessions that opened or made it; ended ones stay
-        self.spilling = threading.Lock()  # one spill batch of a table at a time
+        # One spill batch of a table at a time, in order of arrival: a request that needs one does
+        # not wait for all of a snapshot's.
+        self.spilling = Lane()
         self.slabs: Rows = np.empty(0, np.int64)
         self.free: Rows = np.empty(0, np.int64)  # a stack of frames; the first `free_top` count
         self.free_top = 0
