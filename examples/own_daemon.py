@@ -81,7 +81,7 @@ class OwnDaemon:
     def stop(self, *, orderly: bool = True) -> None:
         """Ask it to stop, kill it if it does not, remove what it wrote.
 
-        Not `orderly`, as after Ctrl-C: kill it at once. An orderly stop would first write what is
+        Not `orderly`, as after Ctrl-C: end it at once. An orderly stop would first write what is
         in its cache, only for it to be removed.
         """
         try:
@@ -120,9 +120,11 @@ class OwnDaemon:
 
 def _end(process: subprocess.Popen[str], *, orderly: bool) -> None:
     try:
-        if orderly:
-            process.send_signal(signal.SIGTERM)
-            process.wait(STOP_TIMEOUT_S)
+        process.send_signal(signal.SIGTERM)
+        if not orderly:
+            # A second signal ends it at once, both of its processes.
+            process.send_signal(signal.SIGINT)
+        process.wait(STOP_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         pass
     finally:
