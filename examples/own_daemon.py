@@ -6,6 +6,7 @@ one. The demo and the benchmarks want a daemon of known size that leaves nothing
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -13,7 +14,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -120,19 +121,30 @@ class OwnDaemon:
 
 def _end(process: subprocess.Popen[str], *, orderly: bool) -> None:
     try:
-        process.send_signal(signal.SIGTERM)
-        if not orderly:
-            # A second signal ends it at once, both of its processes.
-            process.send_signal(signal.SIGINT)
-        process.wait(STOP_TIMEOUT_S)
+        if orderly:
+            process.send_signal(signal.SIGTERM)
+            process.wait(STOP_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         pass
     finally:
-        # Also when a signal ends the wait. Does nothing to a process that has ended.
+        # Also when a signal ends the wait. Does nothing to a process that has ended. The first is
+        # the one that would start the other again.
+        engines = _children(process.pid)
         process.kill()
         process.wait()
+        for engine in engines:
+            with suppress(ProcessLookupError):
+                os.kill(engine, signal.SIGKILL)
         if process.stdout is not None:
             process.stdout.close()
+
+
+def _children(pid: int) -> list[int]:
+    """The daemon is two processes: the one that was started, and its child that does the work."""
+    try:
+        return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+    except OSError:
+        return []
 
 
 @contextmanager
